@@ -51,9 +51,7 @@ study-full: harnesses
 	@$(BIN)/clawlab table single_vs_mix
 
 test: harnesses
-	@$(BIN)/coverage erase
-	@$(BIN)/coverage run -m pytest tests; code=$$?; $(BIN)/coverage combine -q 2>/dev/null; $(BIN)/coverage report --sort=cover | tail -n 40; \
-	 [ $$code = 0 ] && $(BIN)/python tests/closing.py || exit $$code
+	@$(BIN)/python -m pytest tests --cov=clawlab --cov-report=term:skip-covered
 
 check: env lint sync
 
