@@ -100,7 +100,8 @@ def kinds(call: ToolCall) -> list[str]:
     cmd = shell_text(call)
     if cmd is None: return ['write' if call.name.lower() in WRITES else 'read' if call.name.lower() in READS else 'other']
     def kind(p):
-        if any(t in ('>', '>>', '>|', '&>') for t in p) or p[0] in WRITES or 'tee' in p or (p[0] == 'sed' and any(t.startswith('-i') for t in p)): return 'write'
+        to = [p[i+1:i+2] for i, t in enumerate(p) if t in ('>', '>>', '>|', '&>')]  # redirections; the null device keeps nothing
+        if any(t != ['/dev/null'] for t in to) or p[0] in WRITES or 'tee' in p or (p[0] == 'sed' and any(t.startswith('-i') for t in p)): return 'write'
         return 'read' if p[0] in READS else 'other'
     return [kind(p) for p in _parts(cmd)]
 
