@@ -185,11 +185,11 @@ def _extends(self, f):
     end = np.array([f.path(e, p + len(c.output_ids) - 1, p + len(c.output_ids))[-1] if p + len(c.output_ids) else -1
                     for c, e, p in zip(self.calls, self.end_C, P)], np.int64)
     prompt_C = np.array([f.path(e, p - 1, p)[0] if p else -1 for e, p in zip(self.end_C, P)], np.int64)
-    seq, sound = np.array([c.seq for c in self.calls]), np.array([not c.quarantine for c in self.calls])
-    some = np.array([len(c.output_ids) > 0 for c in self.calls])
+    seq, sound = np.array([c.seq for c in self.calls]), np.array([not c.quarantine for c in self.calls], bool)
+    some = np.array([len(c.output_ids) > 0 for c in self.calls], bool)
     later = (seq[:, None] < seq[None]) & sound[None] & ~np.eye(n, dtype=bool)  # a quarantined call vouches for nobody
     tok = later & some[:, None] & (end[:, None] <= prompt_C[None]) & (prompt_C[None] < np.append(f.last_T, 0)[end][:, None])
-    par = np.array([self.index.get(c.parent_id, -1) for c in self.calls])
+    par = np.array([self.index.get(c.parent_id, -1) for c in self.calls], np.int64)
     return tok, tok | (later & (par[None] == np.arange(n)[:, None])), prompt_C
 
 @patch_to(Tree)
