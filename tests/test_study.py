@@ -1,0 +1,195 @@
+"Studies: intervals on planted data, behaviour across harness styles, the page, and the runner's rails."
+import asyncio, json, os, re, signal, subprocess, sys, time
+from pathlib import Path
+import nbformat as nbf, numpy as np, pytest
+from clawlab.records import InputError, Message, Rollout, ToolCall
+from clawlab.study import metrics as M, behavior as B, report as P, run as R
+
+
+def scores(p, n=108, k=4, seed=0):
+    r = np.random.default_rng(seed)
+    return {f't{i}': r.binomial(1, p, k).tolist() for i in range(n)}
+
+def test_interval_covers_about_as_often_as_it_says():
+    hit = []
+    for s in range(200):
+        r = np.random.default_rng(s); e = M.bootstrap({str(i): r.binomial(1, p, 2) for i, p in enumerate(r.beta(2, 3, 80))}, n_boot=300, seed=s)
+        hit.append(e.low <= .4 <= e.high)
+    assert .9 <= np.mean(hit) <= .99
+
+def test_resampling_rollouts_instead_of_tasks_would_be_too_narrow():
+    same = {f't{i}': [float(i % 2)]*20 for i in range(40)}  # samples of a task agree completely
+    assert M.bootstrap(same).high - M.bootstrap(same).low > .25
+
+def test_paired_gain_finds_a_planted_gain_and_no_gain():
+    e = M.paired_gain(scores(.5, seed=1), scores(.3, seed=2))
+    assert e.above0 and e.resamples == 'tasks' and e.tasks == 108 and e.n == 432
+    null = [M.paired_gain(scores(.3, seed=2*s), scores(.3, seed=2*s + 1), n_boot=300) for s in range(200)]
+    assert .01 < np.mean([e.above0 or e.below0 for e in null]) < .1  # false alarms: about 5%
+
+def test_paired_gain_uses_only_common_tasks():
+    e = M.paired_gain({'a': [1.], 'b': [1.], 'c': []}, {'a': [0.], 'c': [0.], 'd': [0.]})
+    assert (e.value, e.tasks, e.n) == (1., 1, 1)
+
+def test_missing_rewards_are_left_out_and_counted_never_zero():
+    rs = [Rollout(f'r{i}', f't{i//2}', 'h', outcome=o, reward=x) for i, (o, x) in enumerate([('ok', 1.), ('infra_fail', None), ('timeout', .5), ('grader_fail', None)])]
+    c = M.cell(rs, n_boot=100)
+    assert (c['mean_score'], c['n'], c['missing'], c['pass_rate']) == (.75, 2, 2, .5) and '2 of 4' in c['warning']
+
+def test_hierarchical_is_wider_than_pooled_when_seeds_disagree():
+    by = {s: scores(p, seed=s) for s, p in enumerate([.2, .4, .6])}
+    h, one = M.hierarchical(by), M.bootstrap(by[1])
+    assert h.resamples == 'seeds and tasks' and h.high - h.low > 2*(one.high - one.low) and h.low < .4 < h.high
+
+def test_nothing_measured_is_nan_not_zero(): assert np.isnan(M.bootstrap({}).value) and M.bootstrap({}).n == 0
+
+# behaviour
+def test_results_are_matched_by_id_when_the_order_differs():
+    a, b = ToolCall('a', 'bash', {'command': 'x'}), ToolCall('b', 'bash', {'command': 'y'})
+    run = B.chat_rollout([('x', '', False), ('end', None, False)])
+    first, second = run.calls
+    first = R_(first, response=Message('assistant', '', tool_calls=(a, b)))
+    ms = (Message('user', 'go'), Message('assistant', '', tool_calls=(a, b)), Message('tool', 'Y', tool_call_id='b'), Message('tool', 'X', tool_call_id='a'))
+    assert [s.result.content for s in B.steps(R_(run, calls=(first, R_(second, messages=ms))))] == ['X', 'Y']
+
+def R_(x, **kw):
+    from dataclasses import replace
+    return replace(x, **kw)
+
+def test_side_quarantined_and_undelivered_calls_are_not_the_policys_turns():
+    run = B.chat_rollout([('ls', '', False), ('pwd', '', False), ('cat a', '', False), ('end', None, False)])
+    c = list(run.calls); c[0], c[1], c[2] = R_(c[0], role='side'), R_(c[1], quarantine='wrong user agent'), R_(c[2], delivered=('no',))
+    assert B.behavior(R_(run, calls=tuple(c)))['calls'] == 1
+
+@pytest.mark.parametrize('text,bad', [('{\n  "returncode": 127,\n  "output": "x"\n}', True), ('{"returncode": 0, "output": "exit code"}', False), ('Exit code 1\nls: no', True), ('', False),
+                                      ('(exit code 2)', True), ('the function returns 3 items', False), ('exit status: -9', True)])
+def test_failure_is_read_from_each_harness_own_wording(text, bad): assert B.failed(Message('tool', text)) is bad
+
+@pytest.mark.parametrize('cmd,kinds', [('cp a b; ls', ['write', 'read']), ('cat a | sort > b', ['write']), ("grep '&& x' f && rm f", ['read', 'write']), ('python3 x.py', ['other']),
+                                       ('cat "unclosed', ['read']), ('cat a 2>/dev/null', ['read']), ('sed -n 1p f', ['other']), ('', [])])
+def test_kinds_of_shell_commands(cmd, kinds): assert B.kinds(ToolCall('', 'bash', {'command': cmd})) == kinds
+
+def test_recovery_is_apart_from_success():
+    rows = [B.behavior(B.chat_rollout([('x', 'Exit code 1', True), ('y', '', False), ('end', None, False)], reward=r, task_id=str(r))) for r in (0., 1.)]
+    assert [r['reacted'] for r in rows] == [True, True] and [r['recovered'] for r in rows] == [False, True]
+    assert B.behavior(B.chat_rollout([('x', '', False)]))['reacted'] is None
+
+# report
+def result(**kw):
+    cell = dict(mean_score=.3, interval=[.2, .4], pass_rate=.25, pass_interval=[.1, .4], n=9, tasks=9, missing=0, resamples='tasks', warning='')
+    g = dict(arm='rl:react', harness='react', versus='sft', decoding='T=1', value=.2, low=.1, high=.3, n=9, tasks=9, resamples='tasks')
+    return {**dict(study='s', run='r', arms={'sft': dict(curve=[], harnesses={'react': cell}), 'rl:react': dict(curve=[], harnesses={'react': cell})}, gains=[g], stages=[], seeds=[0]), **kw}
+
+def test_the_page_is_self_contained_and_escapes(tmp_path):
+    page = P.write_report(result(question='<script>alert(1)</script> & more', config={'x': '</td><img src=http://a>'}), tmp_path).read_text()
+    assert '<script' not in page and '<img' not in page and not re.search(r'(?:src|href)="(?!#)|url\((?!#)|@import', page)
+    assert 'prefers-color-scheme:dark' in page and 'name="viewport"' in page
+
+@pytest.mark.parametrize('low,high,want', [(.01, .3, 'better'), (-.1, .2, 'open'), (-.3, -.01, 'worse'), (0., .2, 'open')])
+def test_verdict_follows_the_interval_only(low, high, want):
+    g = dict(result()['gains'][0], low=low, high=high)
+    assert P.verdicts(result(gains=[g]))[0]['judge'] == want
+    assert ('raised the score in 1 of 1' in P.headline(result(gains=[g]))) is (want == 'better')
+
+def test_greedy_gains_never_decide_the_verdict():
+    assert P.verdicts(result(gains=[dict(result()['gains'][0], decoding='greedy')])) == []
+
+def test_results_json_has_no_nan(tmp_path):
+    P.write_report(result(gains=[dict(result()['gains'][0], value=float('nan'), low=np.float64('nan'), high=float('inf'))], x=np.arange(3)), tmp_path)
+    d = json.loads((tmp_path/'results.json').read_text(), parse_constant=lambda c: pytest.fail(c))
+    assert d['gains'][0]['value'] is None and d['x'] == [0, 1, 2] and d['verdicts'][0]['judge'] == 'missing'
+
+def test_failed_exactness_is_shown_as_failed():
+    x = dict(rollouts=3, calls=9, expand_failed=1, trained_mismatch=0, sampled=10, shared=1, trained=9, logprob_max_diff=.01, logprob_checked=10)
+    assert P.exact_html({'exactness': x}).count("class='bad'") == 2 and 'Not checked' in P.exact_html({})
+
+# runner
+KERNEL = {'kernelspec': {'name': 'python3', 'display_name': 'python3', 'language': 'python'}, 'language_info': {'name': 'python'}}
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    "A project folder with one toy study that counts how often it ran."
+    (tmp_path/'harnesses').mkdir(); (tmp_path/'experiments').mkdir(); monkeypatch.chdir(tmp_path)
+    def study(*cells, name='toy', tag=True):
+        nb = nbf.v4.new_notebook(cells=[nbf.v4.new_code_cell(c) for c in cells], metadata=KERNEL)
+        if tag: nb.cells[0].metadata['tags'] = ['parameters']
+        nbf.write(nb, tmp_path/'experiments'/f'{name}.ipynb')
+    study("seed = 0\nlr = 1e-3\nrun_dir = ''", "import json, pathlib\nd = pathlib.Path(run_dir); n = len(list(d.glob('ran*')))\n(d/f'ran{n}').write_text('')",
+          "(d/'results.json').write_text(json.dumps(dict(headline='h', seed=seed, lr=lr)))")
+    return study
+
+def test_second_call_returns_at_once_and_another_configuration_runs(project, tmp_path):
+    a = R.run_study('toy', {'seed': '3'}, quiet=True); b = R.run_study('toy', {'seed': 3}, quiet=True); c = R.run_study('toy', quiet=True)
+    assert (a['status'], b['status'], a['run']) == ('finished', 'recalled', b['run']) and c['run'] != a['run'] and b['seconds'] < 1
+    assert json.loads(Path(a['results']).read_text())['seed'] == 3 and len(list(Path(a['dir']).glob('ran*'))) == 1
+    assert (Path(a['dir'])/'notebook.ipynb').exists()
+
+def test_an_interrupted_run_goes_on_in_the_same_directory(project):
+    project("run_dir = ''", "import json, pathlib\nd = pathlib.Path(run_dir)\nif not (d/'half').exists(): (d/'half').write_text(''); raise RuntimeError('power cut')\n(d/'results.json').write_text('{}')", name='half')
+    with pytest.raises(R.StudyError, match='power cut'): R.run_study('half', quiet=True)
+    assert R.run_study('half', quiet=True)['status'] == 'finished'
+
+@pytest.mark.parametrize('params,line', [({'sead': 1}, "unknown parameter 'sead'"), ({'seed': 'x'}, 'expected int'), ({'seed': True}, 'expected int'), ({'lr': 'fast'}, 'expected float'), ({'run_dir': '/'}, 'unknown parameter')])
+def test_bad_parameters_are_one_clear_line(project, params, line):
+    with pytest.raises(InputError, match=line) as e: R.run_study('toy', params, quiet=True)
+    assert '\n' not in str(e.value)
+
+def test_unknown_study_and_preset_and_untagged_notebook(project):
+    project('seed = 0', name='plain', tag=False)
+    for args, line in ((('nope',), "unknown study 'nope'"), (('toy', {}, 'huge'), "unknown preset 'huge'"), (('plain',), 'no cell tagged')):
+        with pytest.raises(InputError, match=line): R.run_study(*args, quiet=True)
+
+def test_input_error_inside_the_notebook_stays_one(project):
+    project("run_dir = ''", "from clawlab.records import InputError\nraise InputError('harness claude-code is not installed')", name='missing')
+    with pytest.raises(InputError, match='^harness claude-code is not installed$'): R.run_study('missing', quiet=True)
+
+def test_N52_killed_kernel_does_not_hang(project):
+    project("run_dir = ''", "import os; os.kill(os.getpid(), 9)", name='dies')
+    t = time.monotonic()
+    with pytest.raises(R.StudyError, match='(?i)died'): R.run_study('dies', quiet=True)
+    assert time.monotonic() - t < 60
+
+def test_N52_deadline_stands_outside_the_kernel(project):
+    project("run_dir = ''", "import pathlib, os, time; (pathlib.Path(run_dir)/'pid').write_text(str(os.getpid())); time.sleep(600)", name='sleeps')
+    with pytest.raises(R.StudyError, match='not finished after 6 s') as e: R.run_study('sleeps', deadline_s=6, quiet=True)
+    pid = int(next(Path('reports').glob('sleeps/*/pid')).read_text())
+    assert gone(pid)
+
+def gone(pid, within=10):
+    "Whether a process ends (or is a zombie) within some seconds."
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        try:
+            if Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[0] == 'Z': return True
+        except OSError: return True
+        time.sleep(.1)
+    return False
+
+def test_killing_the_command_kills_papermill_and_kernel(project, tmp_path):
+    project("run_dir = ''", "import pathlib, os, time; (pathlib.Path(run_dir)/'pid').write_text(str(os.getpid())); time.sleep(600)", name='sleeps')
+    p = subprocess.Popen([sys.executable, '-c', "from clawlab.study.run import run_study; run_study('sleeps', quiet=True)"], cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(Path(R.__file__).resolve().parents[2])})
+    try:
+        end = time.monotonic() + 60
+        while not (f := list((tmp_path/'reports').glob('sleeps/*/pid'))) or not f[0].read_text():
+            assert time.monotonic() < end and p.poll() is None
+            time.sleep(.1)
+    finally: p.kill(); p.wait()
+    assert gone(int(f[0].read_text()))
+
+async def test_two_processes_cannot_share_a_run_directory(tmp_path):
+    with R.Run(tmp_path):
+        with pytest.raises(InputError, match='being run by another process'): R.Run(tmp_path, patience_s=.3)
+    R.Run(tmp_path, patience_s=.3).__exit__()
+
+async def test_stages_are_done_once_and_failures_are_not_remembered(tmp_path):
+    ran, said = [], []
+    async def ok(): ran.append(1); return {'v': np.float32(.5)}
+    with R.Run(tmp_path, log=said.append) as r:
+        with pytest.raises(ZeroDivisionError): await r.stage('rl:mix', lambda: 1/0, 10)
+        assert await r.stage('rl:mix', ok, 10) == {'v': .5} and await r.stage('rl:mix', ok, 10) == {'v': .5}
+    with R.Run(tmp_path, log=said.append) as r:
+        assert await r.stage('rl:mix', ok, 10) == {'v': .5} and [s['name'] for s in r.stages] == ['rl:mix'] and r.stages[0]['tries'] == 2
+    assert ran == [1] and 'budget 10 s' in said[0] and 'done before' in said[-1]
+
+def test_reports_directory_that_cannot_be_written(project):
+    with pytest.raises(InputError, match='cannot write to /proc'): R.run_study('toy', reports='/proc/nowhere', quiet=True)
