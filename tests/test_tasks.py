@@ -1,0 +1,115 @@
+"The suite that ships, and what a broken suite says."
+import importlib.util, json, re
+from collections import Counter
+from pathlib import Path
+import pytest
+from clawlab.records import InputError
+from clawlab.launch.tasks import load_suite, overlap, select
+
+NANO = Path(__file__).parent.parent/'experiments/tasks/nano'
+GOOD = dict(task_id='a', family='copy', instruction='Copy notes to draft.', files={'notes': 'red\n'}, steps=['cp notes draft'])
+
+@pytest.fixture(scope='module')
+def tasks(): return load_suite(NANO)
+
+def module(name):
+    spec = importlib.util.spec_from_file_location(f'nano_{name}', NANO/f'{name}.py')
+    spec.loader.exec_module(m := importlib.util.module_from_spec(spec))
+    return m
+
+def test_the_committed_suite_is_what_the_generator_writes():
+    for split, ts in module('generate').suite().items():
+        assert (NANO/f'{split}.jsonl').read_text() == ''.join(json.dumps(t) + '\n' for t in ts), split
+
+def test_sizes(tasks):
+    n = Counter(t.split for t in tasks.values())
+    assert n['test'] == 108 and n['validation'] >= 40 and n['train'] >= 200
+    for split in n:
+        cells = Counter((t.family, t.level) for t in tasks.values() if t.split == split)
+        assert len({f for f, _ in cells}) >= 9 and {l for _, l in cells} == {1, 2, 3} and len(cells) == 36, split
+
+def test_splits_have_nothing_in_common(tasks):
+    split = {s: select(tasks, split=s) for s in ('train', 'validation', 'test')}
+    assert all(overlap(split[a], split[b]) == 0 for a in split for b in split if a != b)
+    assert overlap(split['test'][:5], split['test']) == 5
+    for key in (lambda t: t.instruction, lambda t: json.dumps(t.files, sort_keys=True)): assert len({key(t) for t in tasks.values()}) == len(tasks)
+
+def test_a_small_policy_can_do_them(tasks):
+    "Few words, short commands, no shell quoting that JSON would have to escape; every argument is one word of the little world."
+    world = json.loads((NANO/'words.json').read_text())
+    args = {w for ws in world.values() for w in ws}
+    assert len(world['words']) == 14 and len(args) == 30 and all(re.fullmatch('[a-z]+', w) for w in args)
+    for t in tasks.values():
+        assert len(t.instruction.split()) <= 20 and 1 <= len(t.steps) <= 3 and t.habit and t.habit != t.steps
+        assert all(len(s) <= 60 and not set(s) & set('"\\\n\'') for s in (*t.steps, *t.habit)), t.task_id
+        assert set(re.findall('[a-z]+', ' '.join([*t.files, *t.files.values(), *t.expect['goal']]))) <= args
+        verbs = {'echo', 'touch', 'cp', 'mv', 'rm', 'r', 'mkdir', 'cat', 'sed', 'i', 's', 'g', 'grep', 'l'}
+        assert set(re.findall('[a-z]+', ' '.join([*t.steps, *t.habit]))) <= args | verbs, t.task_id
+
+def test_some_need_reading_and_some_several_calls(tasks):
+    "The word to write or the file to act on isn't in the instruction; two or more calls; three."
+    def hidden(t): return set(re.findall('[a-z]+', ' '.join(t.steps))) & set(re.findall('[a-z]+', ' '.join([*t.files, *t.files.values()]))) - set(re.findall('[a-z]+', t.instruction))
+    n = len(tasks)
+    assert sum(bool(hidden(t)) for t in tasks.values()) >= n/5
+    assert sum(len(t.steps) >= 2 for t in tasks.values()) >= n/3 and any(len(t.steps) == 3 for t in tasks.values())
+
+def test_verifier_partial_credit_and_damage(tmp_path):
+    verify = module('verify').verify
+    start, goal = {'a': 'x y\n', 'k': 'z\n'}, {'b': 'x y\n', 'k': 'z\n'}  # rename a to b, keep k
+    def score(**have):
+        for p in tmp_path.iterdir(): p.unlink()
+        for p, c in have.items(): (tmp_path/p).write_text(c)
+        return verify(tmp_path, {'start': start, 'goal': goal})
+    assert score(b='x y\n', k='z\n') == 1
+    assert score(a='x y\n', k='z\n') == 0 == score()
+    assert 0 < score(a='x y\n', b='x y\n', k='z\n') < .5        # copied, not renamed
+    assert 0 < score(b='x\n', k='z\n') < score(a='x y\n', b='x y\n', k='z\n')
+    assert score(k='z\n') == 0                                   # removed: no progress
+    assert score(b='x y\n') == 0 == score(b='x y\n', k='q\n')    # a bystander lost or changed
+    assert score(b='x y\n', k='z\n', junk='') == .5              # litter
+    assert score(b='x y\n', k='z\n', **{'AGENTS.md': '', '.state': ''}) == 1  # a harness's own files
+
+def suite(tmp_path, *lines, verifier='def verify(workspace, expect): return 0.0\n'):
+    (tmp_path/'train.jsonl').write_text('\n'.join(l if isinstance(l, str) else json.dumps(l) for l in lines))
+    if verifier is not None: (tmp_path/'verify.py').write_text(verifier)
+    return tmp_path
+
+@pytest.mark.parametrize('line, said', [
+    ('{"task_id": ', 'train.jsonl:2: the line: '),
+    ('[1]', 'train.jsonl:2: the line: '),
+    (GOOD | {'task_id': 'b', 'famly': 'x'}, 'train.jsonl:2: famly: '),
+    ({k: v for k, v in GOOD.items() if k != 'steps'}, 'train.jsonl:2: steps: '),
+    (GOOD | {'task_id': 'b', 'steps': 'ls'}, 'train.jsonl:2: steps: '),
+    (GOOD | {'task_id': 'b', 'steps': []}, 'train.jsonl:2: steps: '),
+    (GOOD | {'task_id': 'b', 'instruction': ''}, 'train.jsonl:2: instruction: '),
+    (GOOD | {'task_id': 'b', 'level': 0}, 'train.jsonl:2: level: '),
+    (GOOD | {'task_id': 'b', 'files': {'x': 3}}, 'train.jsonl:2: files.x: '),
+    (GOOD | {'task_id': 'b', 'files': {'../x': ''}}, 'train.jsonl:2: files: '),
+    (GOOD | {'task_id': 'b', 'files': {'/x': ''}}, 'train.jsonl:2: files: '),
+    (GOOD | {'task_id': 'b', 'files': {'x': '', 'x/y': ''}}, 'train.jsonl:2: files: '),
+    (GOOD | {'task_id': 'a b'}, 'train.jsonl:2: task_id: '),
+    (GOOD, 'train.jsonl:2: task_id: a occurs twice'),
+])
+def test_a_broken_line_is_said_in_one_line(tmp_path, line, said):
+    with pytest.raises(InputError) as e: load_suite(suite(tmp_path, GOOD, line))
+    assert said in str(e.value) and '\n' not in str(e.value)
+
+@pytest.mark.parametrize('verifier, said', [(None, 'verify.py: no verifier'), ('def verify(:', 'verify.py:1: invalid syntax'), ('x = 1', 'verify.py: defines no function verify')])
+def test_a_broken_verifier_is_said_in_one_line(tmp_path, verifier, said):
+    with pytest.raises(InputError) as e: load_suite(suite(tmp_path, GOOD, verifier=verifier))
+    assert said in str(e.value) and '\n' not in str(e.value)
+
+def test_no_suite(tmp_path):
+    for s, said in ((tmp_path, 'no train.jsonl'), (tmp_path/'none', 'no task suite'), ('none', 'no task suite none')):
+        with pytest.raises(InputError, match=said): load_suite(s)
+    assert len(load_suite('nano')) == len(load_suite(NANO))
+
+def test_select(tasks):
+    half = select(tasks, split='test', n=54)
+    assert len({t.task_id for t in half}) == 54 and max(Counter((t.family, t.level) for t in half).values()) == 2
+    assert min(Counter((t.family, t.level) for t in select(tasks, split='test', n=36)).values()) == 1
+    assert select(tasks, split='test', n=36) == half[:36] and select(tasks, split='test', n=54, seed=1) != half
+    assert {t.family for t in select(tasks, split='train', n=12, seed=3)} == {t.family for t in tasks.values()}
+    assert all(t.family == 'copy' and t.level == 2 for t in select(tasks, family='copy', level=2))
+    for kw, said in ((dict(split='dev'), "no split 'dev'"), (dict(family='x'), "no family 'x'"), (dict(split='test', n=109), '109 tasks wanted, there are 108'), (dict(n=0), '0 tasks wanted')):
+        with pytest.raises(InputError, match=said): select(tasks, **kw)
