@@ -12,8 +12,8 @@ from ..records import Message, ToolCall, InputError, DataError
 
 # %% auto #0
 __all__ = ['START', 'END', 'THINK', 'THINK_END', 'CALL', 'CALL_END', 'SPECIALS', 'Mark', 'tool_line', 'call_text', 'turn_pieces',
-           'Bytes', 'is_control', 'HFTokenizer', 'Reply', 'json_members', 'parse_call', 'parse_pieces', 'Coder',
-           'Codec', 'Renderer', 'Template']
+           'Bytes', 'is_control', 'HFTokenizer', 'Reply', 'strict_json', 'json_members', 'parse_call', 'parse_pieces',
+           'Coder', 'Codec', 'Renderer', 'Template']
 
 # %% ../../nbs/10_capture.chat.ipynb #7dad2de9
 class Mark(str): "A piece of structure: a special token, where the tokenizer has it."
@@ -26,7 +26,7 @@ SPECIALS = (START, END, THINK, THINK_END, CALL, CALL_END)
 # %% ../../nbs/10_capture.chat.ipynb #51125f54
 def tool_line(tool: dict) -> str:
     "One tool definition as the model sees it: compact JSON of name, description (if any), parameters."
-    d = {k: tool[k] for k in ('name', 'description', 'parameters') if tool.get(k) or k != 'description'and k in tool}
+    d = {k: tool[k] for k in ('name', 'description', 'parameters') if k in tool and (tool[k] or k != 'description')}
     return json.dumps(d, ensure_ascii=False, separators=(',', ':'))
 
 def call_text(c: ToolCall) -> str:
@@ -60,15 +60,19 @@ class HFTokenizer:
     "A `tokenizers.Tokenizer` (or a fast transformers one) whose control tokens are never found in text."
     def __init__(self, tok):
         from tokenizers import Tokenizer
-        spec = json.loads(getattr(tok, 'backend_tokenizer', tok).to_str())
+        tok = getattr(tok, 'backend_tokenizer', tok)
+        spec, self.size = json.loads(tok.to_str()), 1 + max(tok.get_vocab(with_added_tokens=True).values(), default=-1)
         self.special = {t['content']: t['id'] for t in spec['added_tokens'] if is_control(t)}
         words = [t for t in spec['added_tokens'] if not is_control(t)]
-        self.size = 1 + max([*self.special.values(), *(t['id'] for t in words), *spec['model']['vocab'].values()])
         self._plain = Tokenizer.from_str(json.dumps({**spec, 'added_tokens': words, 'post_processor': None, 'truncation': None, 'padding': None}))
+        self._true = {self._plain.token_to_id(t['content']): t['id'] for t in words}  # without control tokens the words moved up
+        self._own = {i: j for j, i in self._true.items()}
         if bad := [s for s, i in self.special.items() if i in self.encode(s)]:
             raise InputError(f'this tokenizer turns the plain text {bad[0]!r} into the special token of that name')
-    def encode(self, text): return np.array(self._plain.encode(_utf8(text), add_special_tokens=False).ids, np.int32)
-    def decode(self, ids): return self._plain.decode([int(i) for i in ids], skip_special_tokens=False)
+    def encode(self, text):
+        ids = self._plain.encode(_utf8(text), add_special_tokens=False).ids
+        return np.array([self._true.get(i, i) for i in ids] if self._true else ids, np.int32)
+    def decode(self, ids): return self._plain.decode([self._own.get(int(i), int(i)) for i in ids], skip_special_tokens=False)
 
 # %% ../../nbs/10_capture.chat.ipynb #0a295918
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class Reply:
     def _repr_markdown_(self):
         return f'{self.message._repr_markdown_()}\n\nmalformed {self.malformed}, in thinking {self.tool_in_think}'
 
-# %% ../../nbs/10_capture.chat.ipynb #96e88453
+# %% ../../nbs/10_capture.chat.ipynb #c4660669
 def _number(s):
     x = float(s)
     if x != x or abs(x) == float('inf'): raise ValueError(f'{s} is not JSON')
@@ -92,6 +96,14 @@ def _number(s):
 
 _json, _blank = json.JSONDecoder(parse_float=_number, parse_constant=_number), re.compile(r'[ \t\r\n]*')
 
+def strict_json(s: str):
+    "Value of a JSON text that any parser and any store takes; ValueError otherwise."
+    x, i = _json.raw_decode(s, _blank.match(s).end())
+    if _blank.match(s, i).end() != len(s): raise ValueError('text after the value')
+    json.dumps(x, ensure_ascii=False).encode()  # a lone surrogate can't be sent or stored
+    return x
+
+# %% ../../nbs/10_capture.chat.ipynb #02d8f385
 def json_members(s: str) -> dict[str, tuple]:
     "Members of one JSON object: key -> (value, text of the value). ValueError if `s` is anything else."
     def at(i, want):  # the next non-blank position, which must hold one of `want`

@@ -92,8 +92,8 @@ _KNOWN = ('model', 'messages', 'system', 'tools', 'stream', 'max_tokens', *SAMPL
 
 def parse_request(body: dict, headers=None) -> Request:
     "The request in `body`; InputError names the field that is wrong."
-    body, ms = checked(body), need(body, 'messages', list)
-    unknown, out = extras(body, _KNOWN), []
+    body = checked(body)
+    ms, unknown, out = need(body, 'messages', list), extras(body, _KNOWN), []
     if not ms: raise InputError('messages: at least one message is required')
     if text := system_text(body.get('system'), unknown): out.append(Message('system', text))
     for i, m in enumerate(ms):

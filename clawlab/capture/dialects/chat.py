@@ -7,7 +7,7 @@ from __future__ import annotations
 import json, time
 from typing import Iterator
 from ...records import Message, ToolCall, InputError
-from ..chat import Reply
+from ..chat import Reply, strict_json
 from .base import (Request, tool_id, unplaceholder, get, need, positive, checked, extras, blocks_of, stop_of, sse, slices)
 
 NAME, PATHS = 'chat', ('/v1/chat/completions',)
@@ -35,7 +35,7 @@ def content_text(content, path: str, unknown: set) -> str:
 # %% ../../../nbs/11a_capture.dialects.chat.ipynb #06cb5688
 def arguments(text: str):
     "Parsed arguments; the text itself where it isn't JSON (a harness may replay what a policy got wrong)."
-    try: return json.loads(text)
+    try: return strict_json(text)
     except (ValueError, RecursionError): return text
 
 def _tool_call(c, path, unknown) -> ToolCall | None:
@@ -69,8 +69,8 @@ _KNOWN = ('model', 'messages', 'tools', 'stream', 'stream_options', 'max_tokens'
 
 def parse_request(body: dict, headers=None) -> Request:
     "The request in `body`; InputError names the field that is wrong."
-    body, ms = checked(body), need(body, 'messages', list)
-    unknown = extras(body, _KNOWN)
+    body = checked(body)
+    ms, unknown = need(body, 'messages', list), extras(body, _KNOWN)
     if not ms: raise InputError('messages: must not be empty')
     if get(body, 'n', int, default=1) != 1: raise InputError('n: only one choice per request')
     most = positive(body, 'max_completion_tokens') or positive(body, 'max_tokens')
