@@ -15,8 +15,8 @@ from ..records import Call, Message, ToolCall
 
 # %% auto #0
 __all__ = ['SUMMARY', 'SUMMARY_WITH_TOOLS', 'AGENT_HEADERS', 'canonical', 'message_key', 'chains', 'frame_key', 'Node', 'Match',
-           'Lineage', 'match', 'prompt', 'add', 'set_delivered', 'blocks_message', 'Fact', 'fact', 'role_of', 'roles',
-           'role']
+           'Lineage', 'match', 'prompt', 'add', 'set_delivered', 'told', 'blocks_message', 'Fact', 'fact', 'role_of',
+           'roles', 'role']
 
 # %% ../../nbs/14_capture.lineage.ipynb #9cb7ebee
 def canonical(v: Any) -> Any:
@@ -197,7 +197,7 @@ def set_delivered(self, call_id: str, delivered: tuple):
 def _partial(self, node):
     "Enter a cut reply under each prefix of its blocks that may have arrived."
     if not node.delivered or set(node.delivered) == {'yes'}: return
-    blocks = self.template.parse(node.output).blocks
+    blocks = told(self.template.parse(node.output).blocks)
     for k in range(1, min(len(blocks), len(node.delivered))):
         m = blocks_message(blocks[:k])
         if m.content.strip() or m.tool_calls: self._enter(node, m, self._block_end(node.output, blocks[:k]))
@@ -207,8 +207,12 @@ def _block_end(self, ids, blocks):
     "Number of tokens that hold exactly these blocks; blocks end at special tokens."
     marks = np.flatnonzero(np.isin(ids, list(self.template.special.values())))
     for t in sorted({*marks.tolist(), *(marks + 1).tolist()}, reverse=True):
-        if 0 < t < len(ids) and self.template.parse(ids[:t]).blocks == blocks: return int(t)
+        if 0 < t < len(ids) and told(self.template.parse(ids[:t]).blocks) == blocks: return int(t)
     return 0  # a tokenizer without those tokens: lineage only, no token is lent
+
+def told(blocks) -> list:
+    "Blocks that a dialect serves: the blank ones are left out."
+    return [(k, v) for k, v in blocks if k == 'tool' or v.strip()]
 
 def blocks_message(blocks) -> Message:
     "The assistant message of some blocks of a reply."

@@ -132,7 +132,9 @@ class Writer(threading.Thread):
     def submit(self, f) -> Future:
         with self.lock:
             if self.closed: raise DataError('the store is closed')
-            self.last = fut = Future(); self.todo.put((f, fut))
+            self.last = fut = Future()
+            fut.set_running_or_notify_cancel()  # a reader may go away, the write goes on
+            self.todo.put((f, fut))
         return fut
 
     def close(self):
