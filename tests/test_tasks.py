@@ -85,6 +85,7 @@ def suite(tmp_path, *lines, verifier='def verify(workspace, expect): return 0.0\
     (GOOD | {'task_id': 'b', 'level': 0}, 'train.jsonl:2: level: '),
     (GOOD | {'task_id': 'b', 'files': {'x': 3}}, 'train.jsonl:2: files.x: '),
     (GOOD | {'task_id': 'b', 'files': {'../x': ''}}, 'train.jsonl:2: files: '),
+    (GOOD | {'task_id': 'b', 'files': {'~/x': ''}}, 'train.jsonl:2: files: '),
     (GOOD | {'task_id': 'b', 'files': {'/x': ''}}, 'train.jsonl:2: files: '),
     (GOOD | {'task_id': 'b', 'files': {'x': '', 'x/y': ''}}, 'train.jsonl:2: files: '),
     (GOOD | {'task_id': 'a b'}, 'train.jsonl:2: task_id: '),

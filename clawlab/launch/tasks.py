@@ -35,7 +35,7 @@ class TaskLine(BaseModel):
     def _inside(cls, files):
         for f in files:
             p = PurePosixPath(f)
-            if not f or p.is_absolute() or '..' in p.parts or str(p) != f or str(p) == '.': raise ValueError(f'{f!r} is not a path inside the workspace')
+            if not f or p.is_absolute() or '..' in p.parts or str(p) in ('.', '~') or p.parts[0] == '~' or str(p) != f or '\0' in f: raise ValueError(f'{f!r} is not a path inside the workspace')
             if any(str(d) in files for d in p.parents): raise ValueError(f'{f!r} lies in something that is a file')
         return files
 
