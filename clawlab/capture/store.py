@@ -7,12 +7,12 @@ from __future__ import annotations
 import json, queue, sqlite3, threading
 from collections import OrderedDict
 from concurrent.futures import Future
-from dataclasses import fields, replace
+from dataclasses import fields
 from io import BytesIO
 from pathlib import Path
 import numpy as np
 import zstandard
-from ..records import Call, DataError, InputError, Message, Rollout, message_from, to_json
+from ..records import Call, DataError, InputError, Rollout, message_from, to_json
 
 # %% auto #0
 __all__ = ['SCHEMA', 'FORMAT', 'PLAIN', 'shared_prefix', 'shared_messages', 'squeeze', 'unsqueeze', 'connect', 'call_row',
