@@ -13,7 +13,7 @@ from ..records import Message, ToolCall, InputError, DataError
 # %% auto #0
 __all__ = ['START', 'END', 'THINK', 'THINK_END', 'CALL', 'CALL_END', 'SPECIALS', 'Mark', 'tool_line', 'call_text', 'turn_pieces',
            'Bytes', 'is_control', 'HFTokenizer', 'Reply', 'strict_json', 'json_members', 'parse_call', 'parse_pieces',
-           'Coder', 'Codec', 'Renderer', 'Template']
+           'Coder', 'Codec', 'turns', 'Renderer', 'Template']
 
 # %% ../../nbs/10_capture.chat.ipynb #7dad2de9
 class Mark(str): "A piece of structure: a special token, where the tokenizer has it."
@@ -130,7 +130,7 @@ def parse_call(s: str) -> ToolCall | None:
     except (ValueError, KeyError, RecursionError): return None
     return ToolCall('', name, args, raw) if isinstance(name, str) and name and isinstance(args, dict) else None
 
-# %% ../../nbs/10_capture.chat.ipynb #ed9afc40
+# %% ../../nbs/10_capture.chat.ipynb #59fc7f30
 def parse_pieces(pieces) -> Reply:
     "Parse marks and text of one reply, end token excluded (the state machine behind `Template.parse`)."
     blocks, state, buf, bad, inthink = [], 'text', '', 0, 0
@@ -156,6 +156,7 @@ def parse_pieces(pieces) -> Reply:
     flush('thinking' if state == 'thinking' else 'text')
     return _reply(blocks, bad, inthink, ''.join(pieces))
 
+# %% ../../nbs/10_capture.chat.ipynb #e3617534
 def _reply(blocks, bad, inthink, raw):
     "Canonical message of the blocks: pieces of one kind joined by a newline, blank text beside calls dropped."
     out = []
@@ -214,22 +215,25 @@ class Codec(Coder):
         "Exact text of `ids`, special tokens included."
         return ''.join(self.pieces(ids))
 
-# %% ../../nbs/10_capture.chat.ipynb #3dc86686
+# %% ../../nbs/10_capture.chat.ipynb #815508aa
+def turns(messages, first=0, recorded=None, preserve_thinking=True, eos_ids=()):
+    "Pieces of the turns from index `first` on, then the generation prompt."
+    last_user = max((i for i, m in enumerate(messages) if m.role == 'user'), default=-1)
+    for i, m in enumerate(messages[first:], first):
+        if m.role not in ('system', 'user', 'assistant', 'tool'): raise InputError(f'unknown role {m.role!r}')
+        thinking, ids = preserve_thinking or i > last_user, recorded.get(i) if recorded else None
+        whole = ids is not None and (thinking or m.reasoning is None)  # graft only what the template keeps whole
+        ended = whole and len(ids) and ids[-1] in eos_ids
+        yield from (START, f'{m.role}\n', *([ids] if whole else turn_pieces(m, thinking)), *([] if ended else [END]), '\n')
+    yield from (START, 'assistant\n')
+
+# %% ../../nbs/10_capture.chat.ipynb #7efd6ea4
 class Renderer(Codec):
     "ChatML turns. `preserve_thinking=False` drops the thinking of turns before the last user message, as Qwen3 does."
     def __init__(self, tok, preserve_thinking=True):
         super().__init__(tok); self.preserve_thinking = preserve_thinking
 
-    def _turns(self, messages, first, recorded):
-        "Pieces of the turns from index `first` on."
-        last_user = max((i for i, m in enumerate(messages) if m.role == 'user'), default=-1)
-        for i, m in enumerate(messages[first:], first):
-            if m.role not in ('system', 'user', 'assistant', 'tool'): raise InputError(f'unknown role {m.role!r}')
-            thinking, ids = self.preserve_thinking or i > last_user, recorded.get(i) if recorded else None
-            whole = ids is not None and (thinking or m.reasoning is None)
-            ended = whole and len(ids) and ids[-1] in self.eos_ids
-            yield from (START, f'{m.role}\n', *([ids] if whole else turn_pieces(m, thinking)), *([] if ended else [END]), '\n')
-        yield from (START, 'assistant\n')
+    def _turns(self, messages, first, recorded): return turns(messages, first, recorded, self.preserve_thinking, self.eos_ids)
 
     def render(self, messages, tools=(), recorded=None) -> np.ndarray:
         "int32[P]: the whole prompt, generation prompt included. `recorded`: message index -> ids of that assistant turn as sampled."
@@ -254,7 +258,7 @@ class Renderer(Codec):
         return self.preserve_thinking or not (any(m.role == 'user' for m in messages[since:])
                                               and any(m.reasoning is not None for m in messages[:since]))
 
-# %% ../../nbs/10_capture.chat.ipynb #d720094a
+# %% ../../nbs/10_capture.chat.ipynb #bfee2cba
 class Template(Renderer):
     "Messages to ids and replies back; see `render`, `delta`, `parse`."
     def parse(self, ids) -> Reply:
@@ -274,13 +278,11 @@ class Template(Renderer):
     def bytes() -> Template:
         "Over bytes: no model, no files."
         return Template(Bytes())
-
     @staticmethod
     def from_tokenizer(tokenizer, chat_template: str | None = None, preserve_thinking=True) -> Template:
         "Over a Hugging Face tokenizer that has ChatML's tokens; another `chat_template` is refused."
         if chat_template and START not in chat_template: raise InputError('only ChatML chat templates are supported')
         return Template(HFTokenizer(tokenizer), preserve_thinking)
-
     @staticmethod
     def from_dir(path) -> Template:
         "Over the `tokenizer.json` in a model folder."
