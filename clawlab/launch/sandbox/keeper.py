@@ -7,8 +7,8 @@ __all__ = ['RUN', 'STAGE', 'UIDS', 'PORT', 'libc', 'NOSUID', 'NODEV', 'BIND', 'R
            'NO_SUCH', 'INSIDE', 'ALLOW', 'NOTIFY', 'INIT', 'call', 'mount', 'fail', 'rules', 'rules_inside', 'assemble',
            'install', 'hear', 'cgroup_base', 'cgroup_files', 'procs', 'clear', 'lock', 'bury', 'claim', 'open_box',
            'no_cgroup', 'bind', 'close_box', 'become', 'start', 'memfd', 'watch', 'unwatch', 'informed', 'listen_in',
-           'go', 'filtered', 'heard', 'kill', 'oom_count', 'ended', 'vanished', 'done', 'stop', 'closed', 'receive_fds',
-           'send', 'request', 'receive', 'overdue', 'loop', 'stage', 'main']
+           'go', 'filtered', 'heard', 'kill', 'oom_kills', 'at_limit', 'memory_of', 'ended', 'vanished', 'done', 'stop',
+           'closed', 'receive_fds', 'send', 'request', 'receive', 'overdue', 'loop', 'stage', 'main']
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #5dc0a01d
 import ctypes, errno, fcntl, json, os, re, select, selectors, signal, socket, struct, sys, time
@@ -237,7 +237,7 @@ def start(k, box, id, timeout, listen, fds):
     (info_r, info_w), (go_r, go_w), (st_r, st_w), (hear_r, hear_w) = os.pipe(), os.pipe(), os.pipe(), socket.socketpair()
     second = memfd(assemble(rules_inside()))
     run = NS(id=id, box=box, t=time.monotonic(), deadline=None, info=info_r, said=b'', go=go_w, status=st_r, hear=hear_r, notify=None, init=None, gone=False,
-             listen=listen, rc=None, cpu=0., sent=False, timed_out=False, stopped=False, oom=oom_count(box))
+             listen=listen, rc=None, cpu=0., sent=False, timed_out=False, stopped=False, oom=oom_kills(box))
     if timeout: run.deadline = run.t + timeout
     run.pid = os.fork()
     if not run.pid: become(box, hear_w, command, [*std, args, info_w, go_r, st_w, second])
@@ -314,13 +314,17 @@ def kill(run):
     except ProcessLookupError: pass
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #b83bb9e3
-def oom_count(box):
-    "`(kills for lack of memory, times the limit was hit)` of a sandbox so far."
-    d = next((d for d in box.cgroups if '/memory/' in d), None)
-    if d is None: return 0, 0
-    kills = dict(l.split() for l in open(f'{d}/memory.oom_control')).get('oom_kill', 0)
-    counts = [f'{d}/{f}' for f in ('memory.failcnt', 'memory.memsw.failcnt')]  # with equal limits the second is hit first
-    return int(kills), sum(int(open(f).read()) for f in counts if os.path.exists(f))
+def oom_kills(box):
+    "How often the kernel killed something in the sandbox for lack of memory so far; 0 without a memory cap."
+    d = memory_of(box)
+    return int(dict(l.split() for l in open(f'{d}/memory.oom_control')).get('oom_kill', 0)) if d else 0
+
+def at_limit(box):
+    "Did the sandbox reach its own cap? If not, the *machine* ran out of memory. (`failcnt` stays 0 on recent kernels.)"
+    top, cap = (int(open(f'{memory_of(box)}/memory.{f}_in_bytes').read()) for f in ('max_usage', 'limit'))
+    return top >= 0.9 * cap
+
+def memory_of(box): return next((d for d in box.cgroups if '/memory/' in d), None)
 
 def ended(k, run):
     "bubblewrap has ended."
@@ -345,10 +349,10 @@ def done(k, run):
     if run.hear: unwatch(k, run.hear.fileno()); run.hear.close()
     for fd in (run.pidfd, run.info, run.init, run.status, run.go, run.notify):
         if fd is not None: unwatch(k, fd); os.close(fd)
-    kills, hits = (a - b for a, b in zip(oom_count(run.box), run.oom))
+    oom = oom_kills(run.box) > run.oom and at_limit(run.box)
     run.box.runs.discard(run.id); del k.runs[run.id]
     send(k, dict(id=run.id, event='done', started=said[:1] == b'+', status=int(said[1:]) if said[1:] else None, bwrap=run.rc, sent=run.sent,
-                 oom=kills > 0 and hits > 0, timed_out=run.timed_out, stopped=run.stopped, seconds=time.monotonic()-run.t, cpu=run.cpu))
+                 oom=oom, timed_out=run.timed_out, stopped=run.stopped, seconds=time.monotonic()-run.t, cpu=run.cpu))
     if run.box.closing is not None and not run.box.runs: closed(k, run.box)
 
 def stop(k, box, id):
