@@ -4,7 +4,7 @@
 
 # %% ../../nbs/13_capture.store.ipynb #0c4fb45d
 from __future__ import annotations
-import json, queue, sqlite3, threading
+import json, queue, sqlite3, struct, threading
 from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import fields
@@ -40,16 +40,20 @@ def shared_messages(a, b) -> int:
 def squeeze(data: bytes,       # what to compress
             base: bytes = b''  # similar data that the reader will have
            ) -> bytes:
-    "zstd of `data`, with `base` as dictionary."
-    if not base: return zstandard.ZstdCompressor(level=1).compress(data)
-    params = zstandard.ZstdCompressionParameters.from_level(3, source_size=len(data) + len(base), write_content_size=1)
-    return zstandard.ZstdCompressor(compression_params=params, dict_data=_dictionary(base)).compress(data)
+    "`data` as what differs from `base`: lengths of the equal ends, and zstd of the middle."
+    a, b = np.frombuffer(data, np.uint8), np.frombuffer(base, np.uint8)
+    n = shared_prefix(a, b)
+    m = shared_prefix(a[n:][::-1], b[n:][::-1])
+    middle = data[n:len(data) - m]
+    return struct.pack('<QQ', n, m) + zstandard.ZstdCompressor(level=3, dict_data=_dictionary(base)).compress(middle)
 
 def unsqueeze(data: bytes, base: bytes = b'') -> bytes:
     "The inverse of `squeeze`."
-    return zstandard.ZstdDecompressor(dict_data=_dictionary(base) if base else None).decompress(data)
+    n, m = struct.unpack_from('<QQ', data)
+    return base[:n] + zstandard.ZstdDecompressor(dict_data=_dictionary(base)).decompress(data[16:]) + base[len(base) - m:]
 
-def _dictionary(base): return zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+def _dictionary(base):
+    return zstandard.ZstdCompressionDict(base[-(1 << 20):], dict_type=zstandard.DICT_TYPE_RAWCONTENT) if base else None
 
 # %% ../../nbs/13_capture.store.ipynb #50f46c8c
 SCHEMA = '''
