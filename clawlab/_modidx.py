@@ -324,6 +324,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'clawlab/capture/lineage.py'),
                                          'clawlab.capture.lineage._drifted': ( 'capture.lineage.html#_drifted',
                                                                                'clawlab/capture/lineage.py'),
+                                         'clawlab.capture.lineage._elsewhere': ( 'capture.lineage.html#_elsewhere',
+                                                                                 'clawlab/capture/lineage.py'),
                                          'clawlab.capture.lineage._enter': ('capture.lineage.html#_enter', 'clawlab/capture/lineage.py'),
                                          'clawlab.capture.lineage._fill': ('capture.lineage.html#_fill', 'clawlab/capture/lineage.py'),
                                          'clawlab.capture.lineage._link': ('capture.lineage.html#_link', 'clawlab/capture/lineage.py'),

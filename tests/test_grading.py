@@ -1,0 +1,161 @@
+"What a cheating agent leaves behind, and what a broken verifier says. On `process`, and on `bwrap` where it runs."
+import asyncio, os
+from dataclasses import replace
+import pytest
+from clawlab.records import Task
+from clawlab.launch import grading
+from clawlab.launch.grading import Score, check, check_suite, grade
+from clawlab.launch.sandbox.base import Limits, make_sandbox, probe
+from clawlab.launch.tasks import load_suite, select
+
+NO_BWRAP = asyncio.run(probe('bwrap'))
+backends = pytest.mark.parametrize('backend', ['process', pytest.param('bwrap', marks=pytest.mark.skipif(bool(NO_BWRAP), reason=NO_BWRAP))])
+bwrap = pytest.mark.skipif(bool(NO_BWRAP), reason=NO_BWRAP)
+
+def task(verifier, **kw): return Task('t', 'f', 'train', 'Do it.', {'a': 'x\n'}, verifier=verifier, **kw)
+def says(body): return 'import os, sys, subprocess\ndef verify(w, expect):\n' + '\n'.join('    ' + l for l in body.splitlines())
+
+@backends
+async def test_a_score_and_its_detail(backend):
+    t = task(says("return {'score': .5, 'text': (w/'d/a').read_text(), 'expect': expect['k']}"), expect={'k': [1]})
+    assert await grade(t, {'d/a': 'é\n'}, backend=backend) == Score(.5, {'text': 'é\n', 'expect': [1]})
+    assert (await grade(task(says('return True')), {}, backend=backend)).score == 1
+
+@backends
+@pytest.mark.parametrize('body, error', [
+    ('return 1/0', 'ZeroDivisionError'), ('return 1.5', 'a score of 1.5'), ('return float("nan")', 'a score of nan'), ('return None', 'TypeError'), ('return "much"', 'ValueError'),
+    ('sys.exit(0)', 'SystemExit'), ('os._exit(0)', 'the verifier died: code 0'), ('os.kill(os.getpid(), 9)', 'the verifier died'), ('return {"points": 1}', 'KeyError')])
+async def test_a_broken_verifier_gives_no_score(backend, body, error):
+    s = await grade(task(says(body)), {}, backend=backend)
+    assert s.score is None and error in s.error and '\n' not in s.error
+
+async def test_a_verifier_that_does_not_compile_or_hangs():
+    assert 'SyntaxError' in (await grade(task('def verify(:'), {}, backend='process')).error
+    with pytest.raises(grading.GraderError, match='more than 0.5 s'): await grading._grade([(task(says('while True: pass')), {})], 'process', seconds=.5)
+
+# The agent's files are data. Each entry: what it left, and what an honest verifier (which runs programs, too) must still say.
+CHEATS = {
+    'sitecustomize': {'sitecustomize.py': 'import builtins; builtins.float = lambda x: 1.0', 'usercustomize.py': 'raise SystemExit'},
+    'shadowed modules': {n: 'raise SystemExit(0)' for n in ('json.py', 'ctypes.py', 'pathlib.py', 'os.py', 're.py', 'verify.py', 'verifier.py')},
+    'conftest': {'conftest.py': 'print(1.0)', 'pytest.ini': '[pytest]\naddopts = -p x', 'pyproject.toml': '', 'setup.py': 'x'},
+    'fake programs': {p: '#!/bin/sh\necho 1.0\n' for p in ('python', 'python3', 'env', 'bin/python3', 'usr/bin/python3', 'sh')},
+    'path files': {'x.pth': 'import os; os._exit(0)', 'pyvenv.cfg': 'home = .', 'lib/python3.11/site-packages/x.pth': 'import os; os._exit(0)'},
+    'a number': {'score': '1.0', 'score.json': '{"score": 1.0}', 'reward.txt': '1', 'submission0': '1.0', 'scratch': '', 'expect': '{}'},
+    'absurd names': {'x'*300: b'', '/'.join(['d'*200]*30): b'', 'a\nb': b'', ' ': b'', '-rf': b''},
+}
+
+@backends
+@pytest.mark.parametrize('cheat', CHEATS)
+async def test_cheating_files_change_nothing(backend, cheat):
+    honest = says('''import json, re
+print(1.0); sys.stdout.flush(); os.write(1, b'1.0'); sys.stderr.write('1.0')
+out = subprocess.run(['python3', '-I', '-c', 'print(2)'], capture_output=True, text=True).stdout
+return .25 if out == '2\\n' and float('.5') == .5 and not os.listdir('.') else 0.''')
+    assert (await grade(task(honest), {'a': 'x\n', **CHEATS[cheat]}, backend=backend)).score == .25
+
+@backends
+async def test_a_program_of_the_agent_run_by_the_verifier_cannot_answer_for_it(backend):
+    "It prints, writes to every descriptor of every process it can see, and tries to read the verifier's memory."
+    prog = '''
+import glob, os, sys
+print(1.0); sys.stderr.write('1.0')
+got = []
+for fd in range(0, 64):
+    try: os.write(fd, b'1.0\\n')
+    except OSError: pass
+for p in glob.glob(f'/proc/{os.getppid()}/fd/*') + glob.glob('/proc/1/fd/*') * (os.getuid() != 0):
+    try: os.write(os.open(p, os.O_WRONLY), b'1.0\\n'); got.append(p)
+    except OSError: pass
+try: open(f'/proc/{os.getppid()}/mem', 'rb').close(); got.append('mem')
+except OSError: pass
+sys.exit(len(got))
+'''
+    t = task(says("r = subprocess.run([sys.executable, str(w/'run.py')])\nreturn {'score': 0.125, 'reached': r.returncode}"))
+    s = await grade(t, {'run.py': prog}, backend=backend)
+    assert s.score == .125
+    if backend == 'bwrap': assert s.detail['reached'] == 0
+
+@bwrap
+async def test_the_submission_is_read_only_and_there_is_no_network():
+    body = '''
+import errno, socket
+wrong = []
+for act in (lambda: (w/'a').write_text('z'), lambda: (w/'new').write_text(''), lambda: (w/'a').unlink(), lambda: (w/'d').mkdir()):
+    try: act(); wrong.append('wrote')
+    except PermissionError: pass
+for addr in (('127.0.0.1', 8000), ('1.1.1.1', 53)):
+    try: socket.create_connection(addr, 1); wrong.append('network')
+    except OSError: pass
+links = os.listdir('/sys/class/net') if os.path.isdir('/sys/class/net') else ['lo']
+env = {k for k in os.environ if k not in ('PATH', 'LC_ALL', 'LC_CTYPE', 'PWD', 'SHLVL', '_')}
+near = os.path.realpath('.').startswith(os.path.realpath(w)) or os.path.realpath(w).startswith(os.path.realpath('.'))
+return {'score': 1.0, 'wrong': wrong, 'env': sorted(env), 'near': near, 'isolated': sys.flags.isolated, 'site': 'site' in sys.modules}'''
+    s = await grade(task(says(body)), {'a': 'x\n'}, backend='bwrap')
+    assert s.detail == {'wrong': [], 'env': [], 'near': False, 'isolated': 1, 'site': False}, s
+
+@backends
+async def test_links_and_special_files_never_reach_the_verifier(backend):
+    "An agent links its answer to where it hopes the expected values are."
+    async with make_sandbox(backend, limits=Limits(memory_mb=256, pids=32), name='links') as box:
+        await box.put({'a': 'x\n'})
+        await box.exec(['/bin/bash', '-c', 'ln -s /etc/passwd b; ln -s / root; mkfifo pipe; ln a c; ln -s ../submission0/a d; mkdir e; ln -s .. e/up'])
+        left = await box.get()
+    assert set(left) <= {'a', 'c'}
+    s = await grade(task(says("return {'score': 1.0, 'names': sorted(os.listdir(w))}")), left, backend=backend)
+    assert set(s.detail['names']) <= {'a', 'c'}
+
+@bwrap
+async def test_a_daemon_of_the_agent_is_gone_before_the_verifier_arrives():
+    "Verifier and expected values are nowhere while the agent runs, and nothing of the agent is left when they come."
+    async with make_sandbox('bwrap', limits=Limits(memory_mb=256, pids=32), name='daemon') as box:
+        await box.exec(['/bin/bash', '-c', 'setsid nohup bash -c "while true; do echo 1 > marker; done" >/dev/null 2>&1 & disown; grep -rl SECRET_EXPECT / --include=* 2>/dev/null --exclude-dir=proc --exclude-dir=sys --exclude-dir=usr > found; true'], timeout=20)
+        left = await box.get()
+    assert not left['found']
+    body = "n = [p for p in os.listdir('/proc') if p.isdigit() and b'marker' in open(f'/proc/{p}/cmdline', 'rb').read()]\nreturn {'score': 1.0, 'alive': n}"
+    s = await grade(task(says(body), expect={'x': 'SECRET_EXPECT'}), left, backend='bwrap')
+    assert s.score == 1 and s.detail['alive'] == []
+
+async def test_a_lost_sandbox_is_tried_once_more(monkeypatch):
+    from clawlab.records import SandboxError
+    tries = []
+    async def lost(*a, **k): tries.append(1); raise SandboxError('no room')
+    monkeypatch.setattr(grading, '_grade', lost)
+    s = await grade(task(''), {}, backend='process')
+    assert len(tries) == 2 and s == Score(None, {}, 'no sandbox for the verifier: no room')
+
+@backends
+async def test_check_finds_each_fault(backend):
+    v = "def verify(w, e):\n    f = w/'b'\n    return float(f.is_file() and f.read_bytes() == b'x\\n')"
+    good = task(v, steps=('cp a b',), habit=('mv a c',))
+    assert await check(good, backend) == []
+    faults = {'untouched: scores 1': replace(good, files={'a': 'x\n', 'b': 'x\n'}), 'empty: scores 1': replace(good, verifier="def verify(w, e): return float(not (w/'c').exists() and not (w/'z').exists())"),
+              'solution: scores 0': replace(good, steps=('cp a d',)), 'solution: step 2 fails with code 1': replace(good, steps=('cp a b', 'cp no b')),
+              'habit: scores 1': replace(good, habit=('mv a b',)), 'junk: the verifier breaks: UnicodeDecodeError': replace(good, verifier=v.replace("read_bytes() == b'", "read_text() == '")),
+              'folders: the verifier breaks: IsADirectoryError': replace(good, verifier=v.replace('f.is_file()', 'f.exists()'))}
+    found = await check_suite([replace(t, task_id=p) for p, t in faults.items()], backend, progress=False)
+    for problem in faults: assert any(p.startswith(problem) for p in found[problem]), (problem, found)
+
+async def test_a_verifier_that_takes_the_others_down_is_the_only_one_blamed():
+    good = task("def verify(w, e): return float((w/'b').is_file())", steps=('touch b',))
+    bad = replace(good, task_id='bad', verifier=says('os._exit(1)'))
+    assert {k: v[0][:26] for k, v in (await check_suite([good, bad], 'process', progress=False)).items()} == {'bad': 'the verifier breaks: the v'}
+
+@backends
+async def test_the_suite_is_sound(backend):
+    "0 untouched and empty, 1 for the solution, below the pass mark for the habit, unbroken by junk; every task on `bwrap`, one of each kind on `process`."
+    assert await check_suite(select(load_suite('nano'), n=36 if backend == 'process' else None), backend, progress=False) == {}
+
+@bwrap
+async def test_grading_is_cheap():
+    "Well below 60 ms of CPU on a quiet machine, the sandbox's start and end included; a busy one counts more for the same work."
+    from clawlab.launch.sandbox.bwrap import the_keeper
+    t = load_suite('nano')['test-copy-1-0']
+    await grade(t, t.files, backend='bwrap')
+    stat = f'/proc/{the_keeper().proc.pid}/stat'
+    def cpu(): return sum(os.times()[:2]) + sum(map(int, open(stat).read().rsplit(')')[-1].split()[11:15]))/os.sysconf('SC_CLK_TCK')
+    costs = []
+    for _ in range(4):
+        c = cpu()
+        for _ in range(5): await grade(t, t.files, backend='bwrap')
+        costs.append((cpu() - c)/5)
+    assert min(costs) < .1, costs
