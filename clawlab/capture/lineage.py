@@ -116,14 +116,15 @@ def match(self, messages, tools=()) -> Match:
     "Find parent and anchor of a request among all completed calls."
     with self._lock:
         messages, (strict, loose), frame = tuple(messages), chains(messages), frame_key(messages, tools)
-        recorded = {i: n for i in range(len(messages)) if (n := self._at(messages[i], strict[i+1], loose[i+1]))[0]}
+        found = {i: n for i in range(len(messages)) if (n := self._at(messages[i], strict[i+1], loose[i+1]))[0]}
+        recorded = {i: n for i in range(len(messages)) if (n := found.get(i) or self._elsewhere(messages[i]))}
         parent = anchor = cut = None
         since = at = 0; ambiguous = False
         whole = self._fill(messages, recorded)
         for i in range(len(messages), 0, -1):
             if messages[i-1].role != 'assistant': continue
-            if parent is None and i-1 in recorded:
-                parent, at = recorded[i-1][0], i
+            if parent is None and i-1 in found:
+                parent, at = found[i-1][0], i
                 ambiguous = self._best(self._strict.get(strict[i], ()), messages[i-1])[2]
             if strict[i] in self._strict and self.template.extends(whole, i):
                 anchor, cut, _ = self._best(self._strict[strict[i]], messages[i-1], lambda n, cut: n.frame == frame and len(n.output[:cut]))
@@ -139,6 +140,13 @@ def _at(self, m, strict, loose):
     node, cut, _ = self._best(self._loose.get(loose, ()), m)
     known = {self._ids[k] for c in m.tool_calls if (k := c.id[-24:]) in self._ids}
     return (None, None) if node and known and node.call_id not in known else (node, cut)
+
+@_patch(Lineage)
+def _elsewhere(self, m):
+    "The call whose reply `m` is, known by a tool-call id, though its history is another now (after a compaction)."
+    for c in m.tool_calls if m.role == 'assistant' else ():
+        node = self.nodes.get(self._ids.get(c.id[-24:]))
+        if node and message_key(node.response) == message_key(m): return node, None
 
 @_patch(Lineage)
 def _fill(self, messages, recorded):
