@@ -2,7 +2,7 @@
 import numpy as np, pytest
 from hypothesis import given, settings, strategies as st
 from clawlab.records import Call, DataError, InputError
-from clawlab.learn.tree import Trie, flatten, build_tree, concat, Tree
+from clawlab.learn.tree import Tree, build_tree, concat
 
 def call(i, prompt, out, parent=None, role='main', lp=None, v=0, **kw):
     lp = [-.1 * (i + 1)] * len(out) if lp is None else lp
