@@ -77,7 +77,7 @@ def test_recovery_is_apart_from_success():
 # report
 def result(**kw):
     cell = dict(mean_score=.3, interval=[.2, .4], pass_rate=.25, pass_interval=[.1, .4], n=9, tasks=9, missing=0, resamples='tasks', warning='')
-    g = dict(arm='rl:react', harness='react', versus='sft', decoding='T=1', value=.2, low=.1, high=.3, n=9, tasks=9, resamples='tasks')
+    g = dict(arm='rl:react', harness='react', versus='sft', decoding='T=1', value=.2, low=.1, high=.3, n=90, tasks=90, resamples='tasks')
     return {**dict(study='s', run='r', arms={'sft': dict(curve=[], harnesses={'react': cell}), 'rl:react': dict(curve=[], harnesses={'react': cell})}, gains=[g], stages=[], seeds=[0]), **kw}
 
 def test_the_page_is_self_contained_and_escapes(tmp_path):
@@ -90,6 +90,10 @@ def test_verdict_follows_the_interval_only(low, high, want):
     g = dict(result()['gains'][0], low=low, high=high)
     assert P.verdicts(result(gains=[g]))[0]['judge'] == want
     assert ('raised the score in 1 of 1' in P.headline(result(gains=[g]))) is (want == 'better')
+
+def test_three_tasks_that_agree_are_no_verdict():
+    g = dict(result()['gains'][0], low=1., value=1., high=1., n=12, tasks=3)
+    assert P.verdicts(result(gains=[g]))[0]['judge'] == 'few' and 'nothing to conclude' in P.headline(result(gains=[g]))
 
 def test_greedy_gains_never_decide_the_verdict():
     assert P.verdicts(result(gains=[dict(result()['gains'][0], decoding='greedy')])) == []

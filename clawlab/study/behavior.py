@@ -8,9 +8,8 @@ import json, re, shlex
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Iterable, Sequence
-import numpy as np
 from ..records import Call, Message, Rollout, ToolCall
-from .metrics import PASS, Estimate, bootstrap
+from .metrics import PASS, bootstrap
 
 # %% auto #0
 __all__ = ['WRITES', 'READS', 'SHELLS', 'METRICS', 'Step', 'own_calls', 'steps', 'chat_rollout', 'failed', 'malformed',

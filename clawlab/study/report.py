@@ -8,23 +8,25 @@ import io, json, math, os, re
 from html import escape
 from pathlib import Path
 from typing import Any, Mapping, Sequence
-from ..records import to_json
 from .behavior import METRICS
 
 # %% auto #0
-__all__ = ['CSS', 'judge', 'verdicts', 'headline', 'curve_figure', 'table_figure', 'stage_figure', 'html_table', 'cells_html',
-           'gains_html', 'behavior_html', 'pairs_html', 'exact_html', 'render', 'clean', 'write_report']
+__all__ = ['MIN_TASKS', 'CSS', 'judge', 'verdicts', 'headline', 'curve_figure', 'table_figure', 'stage_figure', 'html_table',
+           'cells_html', 'gains_html', 'behavior_html', 'pairs_html', 'exact_html', 'render', 'clean', 'write_report']
 
 # %% ../../nbs/42_study.report.ipynb #efe3f362
 def _say(g: Mapping) -> str: return f"{g['value']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}], n = {g['n']}"
 
-def judge(gain: Mapping, # with value, low, high
+MIN_TASKS = 10  # a bootstrap over fewer says nothing: three tasks that agree give an interval of no width
+
+def judge(gain: Mapping, # with value, low, high, tasks
          ) -> str:
-    "`better`, `worse` or `open`, by where the interval lies; NaN or no data is `missing`."
+    "`better`, `worse` or `open`, by where the interval lies; NaN or no data is `missing`, fewer than `MIN_TASKS` tasks `few`."
     if gain.get('value') is None or math.isnan(gain['value']): return 'missing'
+    if gain.get('tasks', gain['n']) < MIN_TASKS: return 'few'
     return 'better' if gain['low'] > 0 else 'worse' if gain['high'] < 0 else 'open'
 
-_WORDS = dict(better='improved by {}', worse='got worse by {}', open='shows no difference that the interval could confirm: {}', missing='was not measured')
+_WORDS = dict(better='improved by {}', worse='got worse by {}', open='shows no difference that the interval could confirm: {}', missing='was not measured', few='was measured on too few tasks for a verdict: {}')
 
 def verdicts(res: Mapping) -> list[dict]:
     "Claims with `kind, judge, text`, computed from the paired gains at T=1; nothing is claimed without an interval."
@@ -45,8 +47,8 @@ def _trained(arm, res):
 # %% ../../nbs/42_study.report.ipynb #565b5bc8
 def headline(res: Mapping) -> str:
     "One honest sentence on the study's main question: does RL improve the policy in the harness it is trained in?"
-    own = [v for v in verdicts(res) if v['kind'] == 'own' and v['judge'] != 'missing']
-    if not own: return 'No gain was measured: there is nothing to conclude.'
+    own = [v for v in verdicts(res) if v['kind'] == 'own' and v['judge'] not in ('missing', 'few')]
+    if not own: return 'No gain was measured on enough tasks: there is nothing to conclude.'
     n = {j: sum(v['judge'] == j for v in own) for j in ('better', 'worse', 'open')}
     s = f"RL raised the score in {n['better']} of {len(own)} (arm, training harness) pairs by an interval that excludes 0"
     s += ''.join([f"; it lowered it in {n['worse']}" if n['worse'] else '', f"; in {n['open']} no difference can be shown" if n['open'] else '']) + '.'
@@ -156,7 +158,7 @@ def cells_html(res: Mapping) -> str:
 
 def gains_html(res: Mapping) -> str:
     "Paired gains with their intervals; the mark says where the interval lies."
-    mark = dict(better='▲', worse='▼', open='○', missing='–')
+    mark = dict(better='▲', worse='▼', open='○', missing='–', few='–')
     rows = [[f"<span class='{judge(g)}'>{mark[judge(g)]}</span> {escape(g['arm'])} − {escape(g['versus'])}", escape(g['harness']), escape(g.get('decoding', 'T=1')), f"<b>{_num(g['value'], '+.3f')}</b>",
              f"[{_num(g['low'], '+.3f')}, {_num(g['high'], '+.3f')}]", str(g['n']), escape(g.get('resamples', ''))] for g in res.get('gains', [])]
     return html_table(['gain', 'harness', 'decoding', 'mean', '95% interval', 'n', 'resamples'], rows)
@@ -197,7 +199,7 @@ CSS = '''
 h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.15rem;margin:1.8rem 0 .5rem}p,ul{margin:.4rem 0}small,.dim{color:var(--dim)}small{font-size:.8rem}
 .verdict{background:var(--card);border-left:.3rem solid var(--c1);padding:.7rem .9rem;border-radius:.3rem}.verdict p:first-child{font-weight:600;font-size:1.05rem}.verdict ul{padding-left:0;list-style:none}.verdict li{margin:.25rem 0;font-size:.92rem}
 .scroll{overflow-x:auto;background:var(--card);border-radius:.3rem}table{border-collapse:collapse;width:100%;font-size:.88rem;font-variant-numeric:tabular-nums}th,td{padding:.35rem .5rem;text-align:left;vertical-align:top;border-bottom:1px solid var(--grid)}
-thead th{font-size:.8rem;color:var(--dim);font-weight:600}tbody th{font-weight:600}.cells td{min-width:6.2rem}.cells small{white-space:nowrap}.cells .warn{white-space:normal}.pairs td{overflow-wrap:anywhere}.pairs thead{display:none}
+thead th{font-size:.8rem;color:var(--dim);font-weight:600}tbody th{font-weight:600;min-width:6.5rem}.cells td{min-width:6.2rem}.cells small{white-space:nowrap}.cells .warn{white-space:normal}.pairs td{overflow-wrap:anywhere}.pairs thead{display:none}
 .figs{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,21rem),1fr));gap:1rem;align-items:start}figure{margin:0;background:var(--card);border-radius:.3rem;padding:.6rem}figure svg{width:100%;height:auto;display:block;max-height:36rem}figcaption{font-size:.88rem;margin-bottom:.3rem}
 .better,.good{color:var(--good)}.worse,.bad,.warn{color:var(--bad)}.open{color:var(--open)}.checks{list-style:none;padding:0}.stamp{background:var(--bad);color:#fff;padding:.3rem .6rem;border-radius:.3rem;display:inline-block}
 details{margin:.6rem 0}summary{cursor:pointer;font-weight:600}
@@ -218,7 +220,7 @@ def _figures(res):
 # %% ../../nbs/42_study.report.ipynb #53a3318a
 def render(res: Mapping) -> str:
     "The whole page of one study as a self-contained HTML document."
-    mark = dict(better='▲', worse='▼', open='○', missing='–')
+    mark = dict(better='▲', worse='▼', open='○', missing='–', few='–')
     vs = ''.join(f"<li><span class='{v['judge']}'>{mark[v['judge']]}</span> {escape(v['text'])}</li>" for v in verdicts(res))
     n = res.get('rollouts', {})
     body = [f"<h1>{escape(res['study'])}</h1><p>{escape(res.get('question', ''))}</p><p><small>run {escape(res['run'])} · {n.get('training', '–')} training and {n.get('evaluation', '–')} evaluation rollouts</small></p>"]

@@ -5,16 +5,15 @@
 # %% ../../nbs/43_study.run.ipynb #18d19ea3
 from __future__ import annotations
 import ast, ctypes, fcntl, hashlib, inspect, json, logging, os, signal, subprocess, sys, tempfile, time
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Awaitable, Callable, Mapping
+from typing import Any, Callable, Mapping
 import clawlab
 from ..records import ClawlabError, InputError, repo_root
 from .report import clean
 
 # %% auto #0
-__all__ = ['PRESETS', 'studies', 'study_path', 'parameters', 'effective', 'fingerprint', 'run_dir', 'Run', 'StudyError',
-           'die_with_parent', 'execute', 'run_study']
+__all__ = ['PRESETS', 'studies', 'study_path', 'parameters', 'effective', 'fingerprint', 'files_digest', 'run_dir', 'Run',
+           'StudyError', 'die_with_parent', 'execute', 'run_study']
 
 # %% ../../nbs/43_study.run.ipynb #e5b7b7f3
 def studies() -> dict[str, Path]:
@@ -56,9 +55,17 @@ def effective(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
 PRESETS: dict[str, dict] = {'nano': {}}  # preset -> parameter values; `-p` wins over them
 
 def fingerprint(notebook: Path, preset: str, params: Mapping[str, Any]) -> str:
-    "Eight hex digits of the effective configuration and the notebook's code."
+    "Eight hex digits of the effective configuration, the notebook's code, the task suite and the harness pins."
     cells = [''.join(c['source']) for c in json.loads(Path(notebook).read_text())['cells'] if c['cell_type'] == 'code']
-    return hashlib.sha256(json.dumps([preset, sorted(params.items()), cells], default=str).encode()).hexdigest()[:8]
+    suite = [repo_root()/'experiments'/'tasks'/str(params['suite'])] if 'suite' in params else []
+    return hashlib.sha256(json.dumps([preset, sorted(params.items()), cells, files_digest([*suite, repo_root()/'harnesses'])], default=str).encode()).hexdigest()[:8]
+
+def files_digest(folders: list[Path]) -> str:
+    "Twelve hex digits of the contents of all files below some folders."
+    h = hashlib.sha256()
+    for d in folders:
+        for f in sorted(p for p in Path(d).rglob('*') if p.is_file() and not {'__pycache__', 'node_modules'} & set(p.parts)): h.update(f.relative_to(d).as_posix().encode() + b'\0' + f.read_bytes() + b'\0')
+    return h.hexdigest()[:12]
 
 def run_dir(name: str, notebook: Path, preset: str, params: Mapping[str, Any], reports: Path) -> Path:
     "`reports/<study>/<preset>[-seed<S>]-<fingerprint>`, made; a place that can't be written is one clear line."
@@ -77,12 +84,21 @@ class Run:
                  config: Mapping[str, Any] = {}, *, total_s: float = 0, log: Callable[[str], None] = print, patience_s: float = 20):
         self.path = Path(path or tempfile.mkdtemp(prefix='clawlab-study-')); self.config, self.total_s, self.log = dict(config), total_s, log
         (self.path/'stages').mkdir(parents=True, exist_ok=True)
+        spec = self.path/'spec.json'
+        asked = json.loads(spec.read_text())['parameters'] if spec.exists() else {}
+        if odd := [k for k, v in self.config.items() if k in asked and asked[k] != v]: raise InputError(f'parameter {odd[0]} is {self.config[odd[0]]!r} in the notebook, but {asked[odd[0]]!r} was asked for')
         self._lock = open(self.path/'.lock', 'w'); give_up = time.monotonic() + patience_s
         while True:  # a killed predecessor needs a moment to be gone
             try: fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB); break
             except OSError:
                 if time.monotonic() > give_up: raise InputError(f'{self.path.name} is being run by another process') from None
                 time.sleep(.2)
+
+    @property
+    def warnings(self) -> list[str]:
+        "What a reader of the result should know about how it was run."
+        f = self.path/'code'
+        return ['Parts of this run were made with other library code than the rest.'] if f.exists() and f.read_text() != files_digest([Path(clawlab.__file__).parent]) else []
 
     def __enter__(self): return self
     def __exit__(self, *exc): self._lock.close()
@@ -119,12 +135,10 @@ def die_with_parent():
 def _child(spec_file: str):
     "Entry point of the papermill process: executes the notebook of a JSON spec; writes `error.json` on failure."
     spec = json.loads(Path(spec_file).read_text()); error = Path(spec['dir'])/'error.json'
-    logging.basicConfig(level=logging.INFO, format='%(message)s', stream=sys.stderr)
     import papermill
     from papermill.exceptions import PapermillExecutionError
-    logging.getLogger('papermill').setLevel(logging.INFO)
     try:
-        papermill.execute_notebook(spec['notebook'], spec['output'], parameters=spec['parameters'], cwd=spec['cwd'], kernel_name='python3', log_output=True, progress_bar=False, stdout_file=None)
+        papermill.execute_notebook(spec['notebook'], spec['output'], parameters=spec['parameters'], cwd=spec['cwd'], kernel_name='python3', progress_bar=False, stdout_file=sys.stderr, stderr_file=sys.stderr)
     except PapermillExecutionError as e: error.write_text(json.dumps(dict(cell=e.exec_count, ename=e.ename, evalue=e.evalue))); sys.exit(1)
     except Exception as e: error.write_text(json.dumps(dict(cell=None, ename=type(e).__name__, evalue=str(e)))); sys.exit(1)
 
@@ -144,7 +158,7 @@ def execute(notebook: Path, to: Path, params: Mapping[str, Any], *, deadline_s: 
     "Run a notebook through papermill into `to/notebook.ipynb`; `StudyError` on failure, dead kernel or deadline."
     to = Path(to); (to/'error.json').unlink(missing_ok=True)
     (to/'spec.json').write_text(json.dumps(dict(notebook=str(notebook), output=str(to/'notebook.ipynb'), parameters={**params, 'run_dir': str(to)}, cwd=str(cwd or repo_root()), dir=str(to))))
-    env = {**os.environ, 'PYTHONPATH': os.pathsep.join([p for p in (str(Path(clawlab.__file__).resolve().parents[1]), os.environ.get('PYTHONPATH')) if p]), 'TQDM_MININTERVAL': os.environ.get('TQDM_MININTERVAL', '15')}
+    env = {**os.environ, 'PYTHONPATH': os.pathsep.join([p for p in (str(Path(clawlab.__file__).resolve().parents[1]), os.environ.get('PYTHONPATH')) if p]), 'TQDM_MININTERVAL': os.environ.get('TQDM_MININTERVAL', '5')}
     proc = subprocess.Popen([sys.executable, '-c', f'from clawlab.study.run import _child; _child({str(to/"spec.json")!r})'], env=env, cwd=to, start_new_session=True, preexec_fn=die_with_parent,
                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL if quiet else sys.stderr.fileno() if _has_fd(sys.stderr) else None, stderr=subprocess.DEVNULL if quiet else None)
     try: why = _watch(proc, deadline_s, grace_s)
@@ -191,7 +205,9 @@ def run_study(name: str, params: Mapping[str, Any] | None = None, preset: str = 
     if preset not in PRESETS: raise InputError(f'unknown preset {preset!r}; there are: {", ".join(PRESETS)}')
     nb = study_path(name); eff = effective(parameters(nb), {**PRESETS[preset], **(params or {})})
     d, t = run_dir(name, nb, preset, eff, Path(reports) if reports else repo_root()/'reports').resolve(), time.monotonic()
-    status = 'recalled' if (d/'finished').exists() else 'finished'
+    status, code = 'recalled' if (d/'finished').exists() else 'finished', files_digest([Path(clawlab.__file__).parent])
+    if not (d/'code').exists(): (d/'code').write_text(code)
+    elif (d/'code').read_text() != code: print(f'clawlab: {d.name} was begun with other library code; remove {d} to run it anew', file=sys.stderr, flush=True)
     if status == 'finished':
         if not quiet: print(f'clawlab: {name} in {d}', file=sys.stderr, flush=True)
         execute(nb, d, eff, deadline_s=deadline_s, quiet=quiet)
