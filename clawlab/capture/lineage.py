@@ -16,7 +16,7 @@ from ..records import Call, Message, ToolCall
 # %% auto #0
 __all__ = ['SUMMARY', 'SUMMARY_WITH_TOOLS', 'AGENT_HEADERS', 'canonical', 'message_key', 'chains', 'frame_key', 'Node', 'Match',
            'Lineage', 'match', 'prompt', 'add', 'set_delivered', 'told', 'blocks_message', 'Fact', 'fact', 'role_of',
-           'roles', 'role']
+           'main_fact', 'roles', 'role']
 
 # %% ../../nbs/14_capture.lineage.ipynb #9cb7ebee
 def canonical(v: Any) -> Any:
@@ -98,7 +98,7 @@ class Lineage:
     def __init__(self, template):
         self.template, self.nodes, self.ambiguous = template, {}, 0
         self._strict, self._loose, self._ids, self._lock = {}, {}, {}, threading.RLock()
-        self.facts = {}   # call_id -> Fact, for the roles
+        self.facts, self._role, self._main = {}, {}, None   # call_id -> Fact, call_id -> role so far, the main call's Fact
 
     def _best(self, entries, m, ok=lambda node, cut: True):
         "Best of the (node, cut) entries for the replayed reply `m`, and whether others are as good."
@@ -178,7 +178,9 @@ def add(self, call: Call, match: Match | None = None):
     with self._lock:
         strict, loose = (match.strict, match.loose) if match else chains(call.messages)
         frame = match.frame if match else frame_key(call.messages, call.tools)
-        if not call.quarantine: self.facts[call.call_id] = fact(call, frame)
+        if not call.quarantine:
+            f = self.facts[call.call_id] = fact(call, frame)
+            self._main, self._role[call.call_id] = self._main_with(f), call.role
         if call.quarantine or call.response is None: return
         ids = frozenset(tool_id('', call.call_id, i) for i in range(len(call.response.tool_calls)))
         node = Node(call.call_id, call.seq, call.prompt_ids, call.output_ids, frame, call.response,
@@ -267,18 +269,26 @@ def role_of(f: Fact, main: Fact | None, parent_role: str | None) -> tuple[str, s
     if f.tools and f.frame != main.frame and f.system != main.system: return 'subagent', 'other system prompt and tools'
     return 'main', 'system prompt of the first call'
 
+def main_fact(facts) -> Fact | None:
+    "The first call that had tools, else the first; probes and subagents aside."
+    plain = [f for f in facts if f.max_tokens != 1 and not any(h in f.headers for h in AGENT_HEADERS)]
+    return next((f for f in plain if f.tools), plain[0] if plain else None)
+
 @_patch(Lineage)
-def roles(self, new: Fact | None = None) -> dict[str, tuple[str, str]]:
-    "Roles of all calls by what is known now; `new` is judged last, under the name ''."
-    with self._lock: facts = {**self.facts, **({'': new} if new else {})}
-    plain = [f for f in facts.values() if f.max_tokens != 1 and not any(h in f.headers for h in AGENT_HEADERS)]
-    main = next((f for f in plain if f.tools), plain[0] if plain else None)
-    out = {}
-    for cid, f in facts.items(): out[cid] = role_of(f, main, out[f.parent_id][0] if f.parent_id in out else None)
+def roles(self) -> dict[str, tuple[str, str]]:
+    "call_id -> (role, reason) of all calls, by all that is known now."
+    main, out = main_fact(self.facts.values()), {}
+    for cid, f in self.facts.items(): out[cid] = role_of(f, main, out[f.parent_id][0] if f.parent_id in out else None)
     return out
 
 @_patch(Lineage)
 def role(self, call: Call, match: Match) -> tuple[str, str]:
-    "(role, reason) of a call that isn't added yet."
+    "(role, reason) of a call that isn't added yet, by what is known so far."
     if call.quarantine: return 'side', f'quarantined: {call.quarantine}'
-    return self.roles(fact(call, match.frame))['']
+    f = fact(call, match.frame)
+    return role_of(f, self._main_with(f), self._role.get(call.parent_id))
+
+@_patch(Lineage)
+def _main_with(self, f):
+    "The main fact once `f` is known: what `main_fact` says of all, without looking at all."
+    return self._main if self._main and self._main.tools else main_fact([x for x in (self._main, f) if x])

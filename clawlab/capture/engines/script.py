@@ -46,16 +46,18 @@ class ScriptEngine:
     name = 'script'
     def __init__(self, src, template: Template | None = None, max_context: int = 1 << 20):
         self.lines, self.template = load_script(src), template or Template.bytes()
-        self.max_context, self.version, self.running, self._used = max_context, 0, 0, {}
+        self.max_context, self.version, self.running, self._left = max_context, 0, 0, {}
 
     def pick(self, context: Context) -> dict:
         "The line for this call."
-        used, last = self._used.setdefault(context.session_id, set()), context.messages[-1].content if context.messages else ''
-        left = [(i, d) for i, d in enumerate(self.lines) if i not in used]
-        fits = [x for x in left if x[1].get('match') and x[1]['match'] in last] or [x for x in left if not x[1].get('match')]
-        if not fits: raise EngineError(f'the script has run out: call {len(used) + 1} of this session, {len(self.lines)} lines')
-        used.add(fits[0][0])
-        return fits[0][1]
+        last = context.messages[-1].content if context.messages else ''
+        if context.session_id not in self._left:
+            self._left[context.session_id] = [d for d in self.lines if d.get('match')], (d for d in self.lines if not d.get('match'))
+        match, plain = self._left[context.session_id]
+        if d := next((d for d in match if d['match'] in last), None): match.remove(d)
+        else: d = next(plain, None)
+        if d is None: raise EngineError(f'the script has run out after {len(self.lines)} lines')
+        return d
 
     def reply(self, line: dict, max_tokens: int) -> Generation:
         "A line as tokens, cut at `max_tokens`."
