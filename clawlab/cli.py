@@ -4,7 +4,7 @@
 
 # %% ../nbs/90_cli.ipynb #35dfa4b9
 from __future__ import annotations
-import asyncio, contextlib, errno, json, os, sys
+import asyncio, contextlib, errno, json, os, signal, sys
 from pathlib import Path
 from typing import Annotated, Any, Optional
 import typer
@@ -12,8 +12,8 @@ from .records import ClawlabError, InputError, home, repo_root, setting
 
 # %% auto #0
 __all__ = ['app', 'tasks_app', 'harness_app', 'sandbox_app', 'say', 'emit', 'pairs', 'one_line', 'main', 'study', 'table',
-           'make_engine', 'rollout', 'laboratory', 'tree', 'tasks_check', 'known_harnesses', 'harness_list',
-           'harness_install', 'sandbox_sweep', 'doctor']
+           'make_engine', 'rollout', 'laboratory', 'proxy', 'tree', 'tasks_check', 'known_harnesses', 'harness_list',
+           'harness_install', 'harness_check', 'sandbox_sweep', 'doctor']
 
 # %% ../nbs/90_cli.ipynb #8402dd63
 def say(*parts): print(*parts, file=sys.stderr, flush=True)
@@ -141,6 +141,34 @@ async def laboratory(engine, store: str, host: str = '127.0.0.1', port: int = 0,
         finally: await proxy.stop()
     finally: await engine.close(); st.close()
 
+# %% ../nbs/90_cli.ipynb #8b38ca35
+@app.command()
+def proxy(engine: Annotated[str, typer.Option(help='torch:DIR | script:FILE | oracle')],
+          store: Annotated[str, typer.Option(help='sqlite:///FILE or FILE')],
+          port: Annotated[int, typer.Option(help='0 picks one')] = 0, host: Annotated[str, typer.Option()] = '127.0.0.1',
+          tasks: Annotated[Optional[str], typer.Option(help='Task suite, for the oracle')] = None,
+          task: Annotated[str, typer.Option(help='Task of the open session, for the oracle')] = '',
+          open_: Annotated[bool, typer.Option('--open', help='Serve one session without a key')] = False,
+          max_tokens: Annotated[int, typer.Option()] = 1024, temperature: Annotated[float, typer.Option()] = 1.0):
+    "Serve the capturing proxy until interrupted."
+    asyncio.run(_proxy(engine, store, port, host, tasks, task, open_, max_tokens, temperature))
+
+async def _proxy(engine, store, port, host, suite, task, open_, max_tokens, temperature):
+    from clawlab.capture.engines.base import Sampling
+    from clawlab.launch.tasks import load_suite
+    from clawlab.records import Rollout
+    import secrets, time
+    async with laboratory(make_engine(engine, load_suite(suite) if suite else None), store, host, port, sampling=Sampling(temperature=temperature, max_tokens=max_tokens)) as (p, st):
+        out = dict(url=f'http://{host}:{p.port}', store=store)
+        if open_:
+            s = await p.open_session(Rollout(f'open-{int(time.time())}-{secrets.token_hex(3)}', task, 'open', split='open'), keyless=True)
+            out.update(session=s.session_id, base_url=f'http://{host}:{p.port}{s.base_path}', rollout=s.rollout_id)
+            say(f"clawlab: ANTHROPIC_BASE_URL={out['base_url']}  OPENAI_BASE_URL={out['base_url']}/v1  (any key)")
+        emit(out); stop = asyncio.Event()
+        for sig in (signal.SIGINT, signal.SIGTERM): asyncio.get_running_loop().add_signal_handler(sig, stop.set)
+        await stop.wait()
+        if open_: say(f'clawlab: {len(await p.close_session(s.session_id))} calls captured')
+
 # %% ../nbs/90_cli.ipynb #3b375243
 @app.command()
 def tree(store: Annotated[str, typer.Option(help='sqlite:///FILE or FILE')],
@@ -201,6 +229,35 @@ def harness_install(names: Annotated[list[str], typer.Argument(help='Names, or `
     done = []
     for n in names: say(f'clawlab: harness {n}'); install(n); done.append(load(n))
     emit(dict(installed=[dict(name=h.name, version=h.version, installed=h.installed) for h in done]))
+
+# %% ../nbs/90_cli.ipynb #caa092eb
+@harness_app.command('check')
+def harness_check(names: Annotated[list[str], typer.Argument(help='Names, or `all`')], suite: Annotated[str, typer.Option(help='Task suite')] = 'nano',
+                  sandbox: Annotated[str, typer.Option(help='bwrap | process (no isolation)')] = ''):
+    "Play one task of several steps through a harness and compare the captured tree with its `[expect]`."
+    rows = asyncio.run(_conform(known_harnesses() if names == ['all'] else names, suite, sandbox or setting('sandbox', 'backend')))
+    for r in rows: say(f"{r['harness']:18} {'conforms' if r['ok'] else 'DIFFERS: ' + '; '.join(r['problems'])}")
+    emit(dict(ok=all(r['ok'] for r in rows), checks=rows))
+    if bad := [r for r in rows if not r['ok']]: raise ClawlabError(f"harness {bad[0]['harness']}: {bad[0]['problems'][0]}")
+
+async def _conform(names: list[str], suite: str, backend: str) -> list[dict]:
+    import tempfile
+    from clawlab.capture.engines.oracle import OracleEngine
+    from clawlab.launch.harness import load
+    from clawlab.launch.rollouts import Job, run_rollouts
+    from clawlab.launch.tasks import load_suite
+    from clawlab.learn.tree import build_tree
+    tasks = load_suite(suite); task = max(tasks.values(), key=lambda t: (len(t.steps), t.task_id)); hs = [load(n) for n in names]
+    with tempfile.TemporaryDirectory() as tmp:
+        async with laboratory(OracleEngine(tasks), f'{tmp}/calls.db') as (proxy, st):
+            rs = await run_rollouts([Job(task, h.name, group='check') for h in hs], proxy=proxy, store=st, backend=backend)
+    rows = []
+    for h, r in zip(hs, rs):
+        t = build_tree(r.calls); got = dict(roots=t.stats['roots'], leaves=t.stats['lineage_leaves'], drift=t.stats['drift']); want = {k: getattr(h.expect, k) for k in got}
+        problems = [f'outcome {r.outcome} ({r.meta.get("reason")})']*(r.outcome != 'ok') + [f'the task of {len(task.steps)} steps scored {r.reward}']*(r.reward != 1)
+        problems += [f'{k}: {got[k]} instead of {want[k]}' for k in got if got[k] != want[k]] + [f'quarantined: {c.quarantine}' for c in r.calls if c.quarantine][:1]
+        rows.append(dict(harness=h.name, version=h.version, ok=not problems, problems=problems, calls=len(r.calls), **got))
+    return rows
 
 # %% ../nbs/90_cli.ipynb #211dba63
 @sandbox_app.command('sweep')
