@@ -175,6 +175,7 @@ def check(t):
     assert {k for k, p in paths.items() if t.train_T[p]} == set(want)
     for k, (i, lp) in want.items(): assert t.call_T[paths[k]] == i and t.logprobs_T[paths[k]] == lp
     # structure
+    assert (np.bincount(t.parent_N[t.parent_N >= 0]) != 1).all()                      # edges are compressed: nobody has an only child
     assert (t.parent_T < np.arange(n)).all() and all(t.depth_T[p] == (t.depth_T[q] + 1 if (q := t.parent_T[p]) >= 0 else 0) for p in range(n))
     above = {p: set(t.path_positions(p)) for p in range(n)}
     for a in range(n):
