@@ -523,3 +523,23 @@ async def test_official_sdks(tmp_path):
             n = await a.messages.count_tokens(model='m', messages=user(), tools=TOOLS[ANTH])
             assert n.input_tokens == r.usage.input_tokens
         assert len({t.id for c in lab.calls if c.response for t in c.response.tool_calls}) == 4
+
+async def test_admin_port_needs_its_token(tmp_path):
+    from clawlab.capture.admin import start_admin
+    (tmp_path/'token').write_text('t'*20)
+    with socket.create_server(('127.0.0.1', 0)) as free: port = free.getsockname()[1]
+    async with Lab(tmp_path, ScriptEngine(['a'])) as lab:
+        with pytest.raises(InputError, match='token file'): await start_admin(lab.proxy, str(port))
+        with pytest.raises(InputError, match='cannot listen'): await start_admin(lab.proxy, f'{tmp_path}/no/such/socket')
+        dead = socket.socket(socket.AF_UNIX); dead.bind(f'{tmp_path}/sock'); dead.close()   # left by a killed process
+        unix = await start_admin(lab.proxy, f'{tmp_path}/sock')
+        with pytest.raises(InputError, match='in use'): await start_admin(lab.proxy, f'{tmp_path}/sock')
+        await unix.cleanup()
+        runner = await start_admin(lab.proxy, str(port), str(tmp_path/'token'))
+        for headers, want in (({}, 401), ({'Authorization': 'Bearer nope'}, 401), ({'Authorization': 'Bearer ' + 't'*20}, 200)):
+            async with lab.http.post(f'http://127.0.0.1:{port}/sessions', json={}, headers=headers) as r: assert r.status == want
+        async with lab.http.post(f'http://127.0.0.1:{port}/sessions', data=b'{', headers=headers) as r: assert r.status == 400
+        async with lab.http.delete(f'http://127.0.0.1:{port}/sessions/none', headers=headers) as r: assert r.status == 400
+        await runner.cleanup()
+        with pytest.raises(InputError, match='cannot listen'):
+            with socket.create_server(('127.0.0.1', port)): await start_admin(lab.proxy, str(port), str(tmp_path/'token'))

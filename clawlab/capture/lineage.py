@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from .chat import tool_line
 from .dialects.base import tool_id
-from ..records import Call, Message, ToolCall
+from ..records import Call, Message
 
 # %% auto #0
 __all__ = ['SUMMARY', 'SUMMARY_WITH_TOOLS', 'AGENT_HEADERS', 'canonical', 'message_key', 'chains', 'frame_key', 'Node', 'Match',
