@@ -91,13 +91,14 @@ def select(tasks: dict[str, Task], # as `load_suite` gives them
     return _balanced(chosen, random.Random(seed))[:n]
 
 def _balanced(tasks, rng):
-    "All tasks, dealt out family by family; within a family level by level."
+    "All tasks, dealt out family by family; within a family level by level, each family beginning with another one."
     def deal(piles): # one card from each pile in turn
-        piles = rng.sample(piles, len(piles)); out = []
-        while any(piles): out += [p.pop() for p in piles if p]
+        out = []
+        while any(piles): out += [p.pop(0) for p in piles if p]
         return out
-    def piles(ts, key): return [[t for t in ts if getattr(t, key) == k] for k in sorted({getattr(t, key) for t in ts})]
-    return deal([deal([rng.sample(c, len(c)) for c in piles(f, 'level')])[::-1] for f in piles(tasks, 'family')])
+    def by(ts, key): return [[t for t in ts if getattr(t, key) == k] for k in sorted({getattr(t, key) for t in ts})]
+    families = [[rng.sample(c, len(c)) for c in by(f, 'level')] for f in by(tasks, 'family')]
+    return deal([deal(f[i % len(f):] + f[:i % len(f)]) for i, f in enumerate(rng.sample(families, len(families)))])
 
 # %% ../../nbs/22_launch.tasks.ipynb #b8886f65
 def overlap(a, b) -> int:
