@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Iterable, Iterator
 import numpy as np
-from ..records import Call, DataError, InputError, Rollout, Task
+from ..records import Call, InputError, Rollout, Task
 from .tree import Tree, build_tree
 
 # %% auto #0
