@@ -26,13 +26,11 @@ def study_path(name: str) -> Path:
     return found
 
 def parameters(notebook: str | Path) -> dict[str, Any]:
-    "Default value of every parameter, from the cell tagged `parameters`."
-    logging.getLogger('papermill').setLevel(logging.ERROR)
-    import papermill
-    found = papermill.inspect_notebook(str(notebook))
-    if not found: raise InputError(f'{Path(notebook).name} has no cell tagged `parameters`: it is not a study')
-    try: return {k: ast.literal_eval(v['default']) for k, v in found.items()}
-    except (ValueError, SyntaxError): raise InputError(f'{Path(notebook).name}: parameters must be plain values (numbers, strings, lists)') from None
+    "Default value of every parameter, from the cell tagged `parameters`: its assignments of plain values."
+    cells = [''.join(c['source']) for c in json.loads(Path(notebook).read_text())['cells'] if 'parameters' in c['metadata'].get('tags', [])]
+    if len(cells) != 1: raise InputError(f'{Path(notebook).name} has {"no cell" if not cells else "several cells"} tagged `parameters`: it is not a study')
+    try: return {n.targets[0].id: ast.literal_eval(n.value) for n in ast.parse(cells[0]).body}
+    except (ValueError, SyntaxError, AttributeError): raise InputError(f'{Path(notebook).name}: parameters must be plain values (numbers, strings, lists)') from None
 
 # %% ../../nbs/43_study.run.ipynb #8561e272
 def _value(key, text, default):
@@ -137,8 +135,10 @@ def _child(spec_file: str):
     spec = json.loads(Path(spec_file).read_text()); error = Path(spec['dir'])/'error.json'
     import papermill
     from papermill.exceptions import PapermillExecutionError
+    from traitlets.config import Config
+    ipc = Config({'KernelManager': {'transport': 'ipc'}})  # no network port: nobody else on the machine can talk to the kernel
     try:
-        papermill.execute_notebook(spec['notebook'], spec['output'], parameters=spec['parameters'], cwd=spec['cwd'], kernel_name='python3', progress_bar=False, stdout_file=sys.stderr, stderr_file=sys.stderr)
+        papermill.execute_notebook(spec['notebook'], spec['output'], parameters=spec['parameters'], cwd=spec['cwd'], kernel_name='python3', progress_bar=False, stdout_file=sys.stderr, stderr_file=sys.stderr, config=ipc)
     except PapermillExecutionError as e: error.write_text(json.dumps(dict(cell=e.exec_count, ename=e.ename, evalue=e.evalue))); sys.exit(1)
     except Exception as e: error.write_text(json.dumps(dict(cell=None, ename=type(e).__name__, evalue=str(e)))); sys.exit(1)
 
@@ -158,7 +158,7 @@ def execute(notebook: Path, to: Path, params: Mapping[str, Any], *, deadline_s: 
     "Run a notebook through papermill into `to/notebook.ipynb`; `StudyError` on failure, dead kernel or deadline."
     to = Path(to); (to/'error.json').unlink(missing_ok=True)
     (to/'spec.json').write_text(json.dumps(dict(notebook=str(notebook), output=str(to/'notebook.ipynb'), parameters={**params, 'run_dir': str(to)}, cwd=str(cwd or repo_root()), dir=str(to))))
-    env = {**os.environ, 'PYTHONPATH': os.pathsep.join([p for p in (str(Path(clawlab.__file__).resolve().parents[1]), os.environ.get('PYTHONPATH')) if p]), 'TQDM_MININTERVAL': os.environ.get('TQDM_MININTERVAL', '5')}
+    env = {**os.environ, 'PYTHONPATH': os.pathsep.join([p for p in (str(Path(clawlab.__file__).resolve().parents[1]), os.environ.get('PYTHONPATH')) if p]), 'PYTHONWARNINGS': 'ignore:IProgress not found', 'TQDM_MININTERVAL': os.environ.get('TQDM_MININTERVAL', '5')}
     proc = subprocess.Popen([sys.executable, '-c', f'from clawlab.study.run import _child; _child({str(to/"spec.json")!r})'], env=env, cwd=to, start_new_session=True, preexec_fn=die_with_parent,
                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL if quiet else sys.stderr.fileno() if _has_fd(sys.stderr) else None, stderr=subprocess.DEVNULL if quiet else None)
     try: why = _watch(proc, deadline_s, grace_s)

@@ -64,7 +64,8 @@ class Lab:
 # %% ../../nbs/44_study.stages.ipynb #032e6dc3
 async def preflight(lab: Lab, harnesses: Sequence[str]) -> dict:
     "Program versions and checks; raises `InputError` with one line for whatever would stop the study later."
-    swept = sweep()
+    from transformers.utils.logging import disable_progress_bar
+    disable_progress_bar(); swept = sweep()
     if why := await probe(lab.backend): raise InputError(f'sandbox {lab.backend}: {why}')
     hs = [load(h) for h in dict.fromkeys(harnesses)]
     for h in hs:
@@ -112,8 +113,7 @@ def arm_mix(arm: str, train_harnesses: Sequence[str]) -> tuple[dict[str, float],
 def load_model(path: str | Path):
     "A policy from a checkpoint folder, float32."
     import torch
-    from transformers import AutoModelForCausalLM, utils
-    utils.logging.disable_progress_bar()
+    from transformers import AutoModelForCausalLM
     return AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, local_files_only=True)
 
 async def cold_start(lab: Lab, policy: Path, demos: list[Rollout], *, steps: int, batch: int, lr: float, curriculum: tuple[int, int]) -> dict:
@@ -261,10 +261,12 @@ async def evaluate(lab: Lab, arm: str, checkpoint: Path, cells: Sequence[Cell]) 
     test = select(lab.tasks, split='test', n=len([t for t in lab.tasks.values() if t.split == 'test']), seed=0)
     try:
         async with lab.proxy(engine) as p:
+            todo = [(i/c.n, c, Job(t, c.harness, k, f'eval/{arm}/{c.harness}/{c.decoding}', arm, 'test', lab.seed, lab.sampling(c.temperature), f'eval {arm}'))
+                    for c in cells for i, t in enumerate(test[:c.n]) for k in range(c.samples)]
+            todo.sort(key=lambda x: x[0])  # all cells side by side: no waiting for the last run of each
+            played = list(zip([c for _, c, _ in todo], await lab.play(p, [j for *_, j in todo])))
             for c in cells:
-                jobs = [Job(t, c.harness, k, f'eval/{arm}/{c.harness}/{c.decoding}', arm, 'test', lab.seed, lab.sampling(c.temperature), f'{arm} in {c.harness} {c.decoding}')
-                        for t in test[:c.n] for k in range(c.samples)]
-                rs = await lab.play(p, jobs)
+                rs = [r for d, r in played if d == c]
                 gap = await asyncio.to_thread(logprob_gap, trainer, rs)
                 out[f'{c.harness}|{c.decoding}'] = dict(cell=cell(rs), scores=task_scores(rs), behavior=summarise(map(behavior, rs)), gap=gap)
                 lab.run.log(f"{arm} in {c.harness}, {c.decoding}: {out[f'{c.harness}|{c.decoding}']['cell']['mean_score']:.3f}, n = {len(rs)}, log-prob gap {gap['max'] or 0:.1e}")
