@@ -11,8 +11,8 @@ from . import keeper
 from .base import CAP, Drain, Exec, HOME, Limits, Sandbox, WORKSPACE, parts_of, read_tree, write_tree
 
 # %% auto #0
-__all__ = ['ENV', 'PYTHON', 'root_args', 'bwrap_args', 'verdict', 'Keeper', 'last_line', 'read', 'the_keeper', 'Bwrap', 'memfd',
-           'exec', 'connect', 'result', 'put', 'get', 'stop', 'make', 'probe', 'sweep']
+__all__ = ['ENV', 'PYTHON', 'root_args', 'bwrap_args', 'verdict', 'Keeper', 'Held', 'last_line', 'read', 'the_keeper', 'Bwrap',
+           'memfd', 'exec', 'connect', 'result', 'put', 'get', 'stop', 'make', 'probe', 'sweep']
 
 # %% ../../../nbs/20d_launch.sandbox.bwrap.ipynb #d6cfc449
 ENV = {'HOME': HOME, 'PATH': '/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin', 'TMPDIR': '/tmp', 'USER': 'agent', 'LOGNAME': 'agent',
@@ -70,11 +70,19 @@ class Keeper:
         "Send a request; futures of its answers."
         id = next(self.ids)
         futures = [self.waiting.setdefault((id, e), Future()) for e in events]
+        for f in futures: f.set_running_or_notify_cancel()  # an answer comes, even if nobody waits for it any more
         try: socket.send_fds(self.sock, [json.dumps(dict(op=op, id=id, **kw)).encode()], list(fds))
         except OSError: raise SandboxError(self.why) from None
         return id, futures
 
 # %% ../../../nbs/20d_launch.sandbox.bwrap.ipynb #929826b3
+class Held:
+    "A received descriptor; closed with its last reference, so that an answer nobody waits for leaks nothing."
+    def __init__(self, fd: int): self.fd = fd
+    def take(self) -> int: fd, self.fd = self.fd, None; return fd
+    def close(self): None if self.fd is None else os.close(self.take())
+    __del__ = close
+
 def last_line(b: bytes) -> str: return (b.decode(errors='replace').strip().splitlines() or ['no reason given'])[-1]
 
 def read(self: Keeper):
@@ -86,8 +94,7 @@ def read(self: Keeper):
         msg = json.loads(data)
         future = self.waiting.pop((msg['id'], msg['event']), None)
         if msg['event'] == 'done': self.waiting.pop((msg['id'], 'listen'), None)
-        if future: future.set_exception(SandboxError(msg['error'])) if 'error' in msg else future.set_result((msg, fds))
-        else: [os.close(f) for f in fds]
+        if future: future.set_exception(SandboxError(msg['error'])) if 'error' in msg else future.set_result((msg, list(map(Held, fds))))
     self.alive, self.why = False, f'the sandbox keeper is gone: {last_line(self.proc.stderr.read())}'
     for f in list(self.waiting.values()): f.done() or f.set_exception(SandboxError(self.why))
     self.waiting.clear()
@@ -127,10 +134,14 @@ class Bwrap(Sandbox):
     async def start(self):
         self.keeper = the_keeper()
         lim = {k: getattr(self.limits, k) for k in ('cpus', 'memory_mb', 'pids', 'disk_mb')}
-        try: msg, (self.root,) = await self.ask('open', limits=lim)
+        _, (opened,) = self.keeper.ask('open', limits=lim)
+        try: msg, (root,) = await asyncio.wrap_future(opened)
         except SandboxError as e: raise InputError(f'bwrap sandbox with {self.limits}: {e}') from e
-        self.uid, self.dir = msg['uid'], msg['dir']
-        for b in self.binds: await self.stage(b)
+        except asyncio.CancelledError: opened.add_done_callback(lambda f: f.exception() or self.keeper.ask('stop', uid=f.result()[0]['uid'])); raise
+        self.root, self.uid, self.dir = root.take(), msg['uid'], msg['dir']
+        try:
+            for b in self.binds: await self.stage(b)
+        except BaseException: await self.stop(); raise
         return self
 
     async def stage(self, bind):
@@ -176,8 +187,8 @@ async def connect(self: Bwrap, id, listen, done):
     listen, done = map(asyncio.wrap_future, (listen, done))
     await asyncio.wait((listen, done), return_when=asyncio.FIRST_COMPLETED)
     if not listen.done(): listen.cancel(); return
-    _, (fd,) = listen.result()
-    await self.listener(socket.socket(fileno=fd))
+    _, (held,) = listen.result()
+    await self.listener(socket.socket(fileno=held.take()))
     self.keeper.ask('go', run=id)
 Bwrap.connect = connect
 

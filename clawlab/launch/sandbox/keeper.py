@@ -15,7 +15,7 @@ import ctypes, errno, fcntl, json, os, re, select, selectors, signal, socket, st
 from types import SimpleNamespace as NS
 
 RUN, STAGE = '/run/clawlab', '/run/clawlab/stage'  # locks of live sandboxes; mount point of the private staging area
-UIDS = range(61000, 62000)                         # host uids, one per live sandbox
+UIDS = range(*map(int, os.environ.get('CLAWLAB_SANDBOX_UIDS', '61000-62000').split('-')))  # host uids that nobody else has, one per live sandbox
 PORT = 8000                                        # where the proxy is, seen from inside
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #59d8d9b1
