@@ -93,7 +93,7 @@ async def _run(job, harness, session, proxy, backend, limits) -> tuple[Exec, dic
 # %% ../../nbs/24_launch.rollouts.ipynb #2f196229
 def _ending(ex: Exec, secret: str) -> dict:
     "What is kept of how a harness ended."
-    return dict(code=ex.code, signal=ex.signal, killed=ex.killed, oom=ex.oom, timed_out=ex.timed_out, seconds=round(ex.seconds, 3),
+    return dict(code=ex.code, signal=ex.signal, killed=ex.killed, oom=ex.oom, timed_out=ex.timed_out, seconds=round(ex.seconds, 3), cpu=round(ex.cpu, 3),
                 stdout=_tail(ex.stdout, secret), stderr=_tail(ex.stderr, secret))
 
 async def _attempt(job, attempt, harness, *, proxy, store, backend, limits) -> Rollout:
