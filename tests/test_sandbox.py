@@ -1,5 +1,5 @@
 """Attacks on the sandbox, and what happens when parts of it die. Needs root, bubblewrap and cgroup v1; `process` tests run anywhere."""
-import asyncio, json, os, resource, signal, socket, subprocess, sys, time
+import asyncio, os, resource, signal, socket, subprocess, sys, time
 from pathlib import Path
 import pytest
 os.environ['CLAWLAB_SANDBOX_UIDS'] = f'{(a := 62000 + os.getpid() % 20 * 100)}-{a + 100}'  # apart from whatever else runs on this machine

@@ -67,7 +67,7 @@ class Sandbox(Protocol):
     left_out: list   # what the last `get` did not bring out, and why
     async def start(self): "Make it."
     async def put(self, files: dict[str, bytes | str]): "Write files: paths in the workspace, or `~/...` in the home folder."
-    async def exec(self, argv, env={}, cwd=None, timeout=None, stdin=b'', readonly_binds=()) -> Exec: "Run a program; nothing of it is left afterwards."
+    async def exec(self, argv, env=None, cwd=None, timeout=None, stdin=b'', readonly_binds=()) -> Exec: "Run a program; nothing of it is left afterwards."
     async def get(self) -> dict[str, bytes]: "The regular files of the workspace."
     async def stop(self): "Remove it with everything in it."
     async def __aenter__(self): await self.start(); return self

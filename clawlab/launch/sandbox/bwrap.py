@@ -8,7 +8,7 @@ import asyncio, atexit, itertools, json, os, signal, socket, subprocess, sys, th
 from concurrent.futures import Future
 from ...records import InputError, SandboxError
 from . import keeper
-from .base import CAP, Drain, Exec, HOME, Limits, Sandbox, WORKSPACE, parts_of, read_tree, write_tree
+from .base import Drain, Exec, HOME, Limits, Sandbox, WORKSPACE, read_tree, write_tree
 
 # %% auto #0
 __all__ = ['ENV', 'PYTHON', 'root_args', 'bwrap_args', 'verdict', 'Keeper', 'Held', 'last_line', 'read', 'the_keeper', 'Bwrap',
@@ -159,11 +159,11 @@ def memfd(data: bytes) -> int:
         f.write(data); f.flush()
         return os.open(f'/proc/self/fd/{fd}', os.O_RDONLY | os.O_CLOEXEC)
 
-async def exec(self: Bwrap, argv, env={}, cwd=None, timeout=None, stdin=b'', readonly_binds=()) -> Exec:
+async def exec(self: Bwrap, argv, env=None, cwd=None, timeout=None, stdin=b'', readonly_binds=()) -> Exec:
     "Run a program in the sandbox to its end, or to `timeout` seconds (default: the limit); its children end with it."
     binds = [await self.stage(b) for b in (*self.binds, *readonly_binds)]
     cwd = os.path.normpath(os.path.join(WORKSPACE, cwd or '.'))
-    args = bwrap_args(self.dir, {k: str(v) for k, v in env.items()}, cwd, binds)
+    args = bwrap_args(self.dir, {k: str(v) for k, v in (env or {}).items()}, cwd, binds)
     argv = [PYTHON, '-I', '-S', '/run/init', *map(str, argv)]
     if any('\0' in a for a in args + argv): raise InputError('a NUL character in the command or environment of a sandbox')
     (out, out_w), (err, err_w) = os.pipe(), os.pipe()

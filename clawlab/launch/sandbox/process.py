@@ -4,9 +4,9 @@
 
 # %% ../../../nbs/20b_launch.sandbox.process.ipynb #11c20556
 from __future__ import annotations
-import asyncio, os, shutil, signal, socket, sys, tempfile, time
-from ...records import InputError, SandboxError
-from .base import CAP, Drain, Exec, Limits, Sandbox, read_tree, write_tree
+import asyncio, os, shutil, signal, socket, tempfile, time
+from ...records import InputError
+from .base import Drain, Exec, Limits, Sandbox, read_tree, write_tree
 
 # %% auto #0
 __all__ = ['Process', 'exec', 'outlived', 'make', 'probe', 'sweep']
@@ -51,10 +51,10 @@ class Process(Sandbox):
         shutil.rmtree(self.dir, ignore_errors=True)
 
 # %% ../../../nbs/20b_launch.sandbox.process.ipynb #1a2b2f0b
-async def exec(self: Process, argv, env={}, cwd=None, timeout=None, stdin=b'', readonly_binds=()) -> Exec:
+async def exec(self: Process, argv, env=None, cwd=None, timeout=None, stdin=b'', readonly_binds=()) -> Exec:
     "Run a program in the folder to its end or to `timeout` seconds."
     binds, t = [(str(h), str(i)) for h, i in (*self.binds, *readonly_binds)], time.monotonic()
-    env = {'PATH': os.environ.get('PATH', ''), 'HOME': self.home, 'TMPDIR': self.tmp, 'LANG': 'C.UTF-8', 'USER': 'agent', **env}
+    env = {'PATH': os.environ.get('PATH', ''), 'HOME': self.home, 'TMPDIR': self.tmp, 'LANG': 'C.UTF-8', 'USER': 'agent', **(env or {})}
     (out, out_w), (err, err_w), source = os.pipe(), os.pipe(), tempfile.TemporaryFile()
     source.write(stdin); source.seek(0)
     drains = [Drain(out), Drain(err)]

@@ -1,0 +1,220 @@
+"""Harnesses in real sandboxes against the real proxy with a scripted engine; clawlab's own loop against a nasty endpoint."""
+import asyncio, json, os, sys, threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import pytest
+from clawlab.records import InputError, Rollout
+from clawlab.capture.engines.base import Sampling
+from clawlab.capture.engines.script import ScriptEngine
+from clawlab.capture.proxy import Proxy
+from clawlab.capture.store import Store
+from clawlab.launch import harness
+from clawlab.launch.harness import known, load, read_spec
+from clawlab.launch.sandbox.base import Limits, make_sandbox, probe
+
+WHY = asyncio.run(probe('bwrap'))
+NAMES = ['react', 'react:stream', 'claude-code', 'mini-swe-agent', 'mini-swe-agent:litellm']
+SUBMIT = 'echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT'
+
+
+def get(name):
+    "The harness, or a skip that says why not."
+    if WHY: pytest.skip(WHY)
+    h = load(name)
+    if not h.installed: pytest.skip(f'{name} is not installed: clawlab harness install {h.spec.name}')
+    return h
+
+def tool(h, command): return f'<tool_call>{json.dumps(dict(name="Bash" if h.dialect == "anthropic" else "bash", arguments=dict(command=command)))}</tool_call>'
+def last(h): return tool(h, SUBMIT) if 'mini' in h.name else 'done'
+
+async def play(h, script, tmp_path, instruction='How many lines has a.txt? Write the number to n.txt.', seconds=90):
+    "One run in a sandbox: `(Exec, files, calls, session)`."
+    store = Store.open(tmp_path/'s.db')
+    try:
+        async with Proxy(ScriptEngine(script), store, sampling=Sampling(max_tokens=2048)) as p:
+            s = await p.open_session(Rollout('r1', 't', h.name), expect_harness=h.wire)
+            async with make_sandbox('bwrap', limits=Limits(seconds=seconds), binds=h.binds, listener=lambda sock: p.listen(sock, s.session_id)) as box:
+                argv, env, files = h.command(instruction, 'clawlab', box.url + s.base_path, s.api_key, box.limits)
+                assert not any(s.api_key in a for a in argv)
+                await box.put({'a.txt': 'one\ntwo\nthree\n', **files})
+                ex, out = await box.exec(argv, env), await box.get()
+            return ex, out, await p.close_session(s.session_id), s
+    finally: store.close()
+
+
+@pytest.mark.harness
+@pytest.mark.parametrize('name', NAMES)
+async def test_conformance(name, tmp_path):
+    h = get(name)
+    ex, out, calls, s = await play(h, [tool(h, 'wc -l < a.txt > n.txt; cat n.txt'), tool(h, 'cat missing'), tool(h, 'true'), last(h)], tmp_path)
+    assert ex.code == 0 and ex.killed == '' and not h.truncated(ex), ex
+    assert out['n.txt'].strip() == b'3'                                     # the tool really ran
+    assert set(out) == {'a.txt', 'n.txt'}                                   # and the harness litters nothing into the workspace
+    ids = {c.call_id for c in calls}
+    assert len(calls) == 4 and sum(c.parent_id not in ids for c in calls) == h.expect.roots and sum(c.drift for c in calls) == h.expect.drift
+    assert len({c.parent_id for c in calls}) == len(calls) and all(c.role == 'main' and not c.quarantine for c in calls)  # one chain
+    for a, b in zip(calls, calls[1:]): assert list(b.prompt_ids[:len(a.prompt_ids)+len(a.output_ids)]) == [*a.prompt_ids, *a.output_ids]
+    assert not s.stats.refused and s.stats.disconnects == 0
+    seen = '\n'.join(m.content for m in calls[-1].messages if m.role == 'tool')
+    assert '3' in seen and 'No such file' in seen
+
+@pytest.mark.harness
+@pytest.mark.parametrize('name', NAMES[:-1])
+async def test_turn_limit(name, tmp_path):
+    h = get(name)
+    h = replace(h, spec=h.spec.model_copy(update=dict(turns=3)))
+    ex, _, calls, _ = await play(h, [tool(h, f'echo {i}') for i in range(9)], tmp_path)
+    assert len(calls) == 3 and h.truncated(ex) and not ex.timed_out and ex.signal is None, ex
+
+@pytest.mark.harness
+@pytest.mark.parametrize('name', ['react', 'claude-code', 'mini-swe-agent'])
+async def test_a_dead_engine_ends_the_run_soon(name, tmp_path):
+    h = get(name)
+    ex, _, calls, s = await play(h, [tool(h, 'echo 1'), *[{'error': 'gone'}] * 9], tmp_path)
+    assert ex.code != 0 and not ex.timed_out and ex.seconds < 60 and not h.truncated(ex), ex
+    assert s.stats.engine_errors >= 1
+
+@pytest.mark.harness
+@pytest.mark.parametrize('name', ['react', 'claude-code', 'mini-swe-agent'])
+async def test_awkward_instructions_and_replies(name, tmp_path):
+    h = get(name)
+    words = '--help {api_key} "quoted" $HOME `id`\nsecond line é'
+    ex, out, calls, s = await play(h, [f'<tool_call>{json.dumps(dict(name="no_such_tool", arguments={}))}</tool_call>', tool(h, 'printf é > out; pwd; echo $HOME'), last(h)], tmp_path, words)
+    assert words in '\n'.join(m.content for m in calls[0].messages if m.role == 'user') and s.api_key not in str(calls[0].messages)
+    assert ex.code == 0 and out['out'] == 'é'.encode() and len(calls) == 3, ex
+    assert '/workspace' in calls[-1].messages[-1].content and '/home/agent' in calls[-1].messages[-1].content
+
+@pytest.mark.harness
+@pytest.mark.parametrize('name', ['react', 'claude-code', 'mini-swe-agent'])
+async def test_every_run_sends_the_same_prompt(name, tmp_path):
+    h = get(name)
+    a, b = [await play(h, [last(h)], tmp_path/str(i)) for i in (0, 1) if not (tmp_path/str(i)).mkdir()]
+    assert list(a[2][0].prompt_ids) == list(b[2][0].prompt_ids)
+
+@pytest.mark.harness
+async def test_both_ways_of_mini_swe_agent_send_the_same_prompts(tmp_path):
+    a, b = (get(n) for n in ('mini-swe-agent', 'mini-swe-agent:litellm'))
+    (x, y) = [(await play(h, [tool(h, 'seq 3'), tool(h, 'cat missing'), last(h)], tmp_path/str(i)))[2] for i, h in enumerate((a, b)) if not (tmp_path/str(i)).mkdir()]
+    assert [c.prompt_ids.tolist() for c in x] == [c.prompt_ids.tolist() for c in y]
+
+
+# harness.toml and lock files
+
+def toml(tmp_path, text, **changes):
+    (d := tmp_path/'h').mkdir(exist_ok=True)
+    base = 'name = "h"\nversion = "1"\ndialect = "chat"\nturns = 8\n[install]\nkind = "builtin"\n[run]\nargv = ["x", "{instruction}"]\n'
+    (d/'harness.toml').write_text((base if not changes.get('bare') else '') + text)
+    return d
+
+@pytest.mark.parametrize('text, says', [('envv = {}', 'envv'), ('env = {A = "{apikey}"}', 'apikey'), ('[expect]\nroots = "many"', 'expect.roots'), ('[', 'harness.toml')])
+def test_bad_harness_files_are_one_clear_line(tmp_path, text, says):
+    with pytest.raises(InputError) as e: read_spec(toml(tmp_path, text))
+    assert says in str(e.value) and '\n' not in str(e.value)
+
+def test_the_key_stays_off_the_command_line(tmp_path):
+    d = toml(tmp_path, '')
+    (d/'harness.toml').write_text((d/'harness.toml').read_text().replace('"x"', '"--key={api_key}"'))
+    with pytest.raises(InputError, match='command line'): read_spec(d)
+
+def test_variants(tmp_path):
+    d = toml(tmp_path, 'env = {A = "1", B = "2"}\n[variant.two.run.env]\nB = "3"\n')
+    assert read_spec(d).run.env == {'A': '1', 'B': '2'} and read_spec(d, 'two').run.env == {'A': '1', 'B': '3'}
+    with pytest.raises(InputError, match='no variant'): read_spec(d, 'three')
+    with pytest.raises(InputError, match='unknown harness'): load('nobody')
+
+def test_lock_files_pin_everything_and_name_no_host():
+    for n in known():
+        h = load(n)
+        for f in harness.LOCKS:
+            if (p := h.source/f).exists():
+                assert '://' not in p.read_text()
+        if h.spec.install.kind == 'npm':
+            assert all('integrity' in v for k, v in json.loads((h.source/'package-lock.json').read_text())['packages'].items() if k)
+        if h.spec.install.kind == 'pip':
+            assert all('==' in l for l in (h.source/'requirements.txt').read_text().splitlines() if l and l[0] != '#')
+        assert h.versions[n] == h.version
+
+def test_changed_lock_means_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setenv('CLAWLAB_LAB_HOME', str(tmp_path))
+    h = load('claude-code')
+    assert not h.installed
+    with pytest.raises(InputError, match='not installed'): h.binds
+    h.dir.mkdir(parents=True); (h.dir/'installed.json').write_text(json.dumps({'digest': h.digest}))
+    assert h.installed
+    (h.dir/'installed.json').write_text(json.dumps({'digest': 'other'}))
+    assert not h.installed
+
+def test_a_failed_install_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv('CLAWLAB_LAB_HOME', str(tmp_path))
+    (bad := tmp_path/'npm').write_text('#!/bin/sh\necho broken >&2; exit 1\n'); bad.chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+    with pytest.raises(InputError, match='npm failed: broken'): harness.install('claude-code')
+    assert not list((tmp_path/'harnesses').iterdir())
+
+
+# the loop of react.py, without a sandbox
+
+CALL = {'role': 'assistant', 'content': None, 'reasoning_content': 'hm', 'tool_calls': [{'id': 'c1', 'type': 'function', 'function': {'name': 'bash', 'arguments': '{"command": "echo hi"}'}}]}
+TEXT = {'role': 'assistant', 'content': 'done'}
+def answer(m, finish=None): return 200, json.dumps({'choices': [{'message': m, 'finish_reason': finish or ('tool_calls' if m.get('tool_calls') else 'stop')}]}).encode()
+def bash(command, name='bash', raw=None): return CALL | {'tool_calls': [{'id': 'x', 'type': 'function', 'function': {'name': name, 'arguments': raw if raw is not None else json.dumps({'command': command})}}]}
+
+class Endpoint:
+    "Answers in order; `cut` closes the connection after so many bytes."
+    def __init__(self, *answers):
+        self.answers, self.bodies, self.headers = list(answers), [], []
+        outer = self
+        class H(BaseHTTPRequestHandler):
+            def log_message(self, *a): pass
+            def do_POST(self):
+                outer.headers.append(dict(self.headers)); outer.bodies.append(json.loads(self.rfile.read(int(self.headers['Content-Length']))))
+                status, body, *cut = outer.answers.pop(0)
+                self.send_response(status); self.send_header('Content-Length', str(len(body))); self.end_headers()
+                self.wfile.write(body[:cut[0]] if cut else body)
+                if cut: self.connection.close()
+        self.server = ThreadingHTTPServer(('127.0.0.1', 0), H)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+    def __enter__(self): return self
+    def __exit__(self, *a): self.server.shutdown(); self.server.server_close()
+
+async def react(endpoint, *options, task='do it'):
+    async with make_sandbox('process', limits=Limits(seconds=30)) as box:
+        return await box.exec([sys.executable, '-I', '-S', str(load('react').source/'react.py'), '--base-url', f'http://127.0.0.1:{endpoint.server.server_port}/s/1/v1', '--model', 'm', *options, '--', task],
+                              env={'CLAWLAB_API_KEY': 'KEY'})
+
+async def test_react_plain():
+    with Endpoint(answer(CALL), answer(TEXT)) as e: r = await react(e, task='-x')
+    assert (r.code, r.stdout) == (0, b'done\n')
+    assert e.headers[0]['Authorization'] == 'Bearer KEY' and 'clawlab-react' in e.headers[0]['User-Agent']
+    m = e.bodies[1]['messages']
+    assert [x['role'] for x in m] == ['system', 'user', 'assistant', 'tool'] and m[1]['content'] == '-x' and m[2] == CALL and m[3]['content'] == 'hi'
+    assert e.bodies[1]['messages'][:2] == e.bodies[0]['messages'] and e.bodies[0]['tools'] == e.bodies[1]['tools']
+
+@pytest.mark.parametrize('call, says', [(bash('', 'sh'), 'unknown tool sh'), (bash('', raw='{"command": '), 'bash takes'), (bash('', raw='{"cmd": "ls"}'), 'bash takes'), (bash('', raw='["ls"]'), 'bash takes'),
+    (bash('', raw='{"command": 3}'), 'bash takes'), (bash('false'), 'exit code 1'), (bash('kill -9 $$'), 'exit code -9'), (bash('true'), '(no output)'), (bash('sleep 60 & sleep 60'), 'timed out after 1 s'),
+    (bash('seq 100000'), 'characters left out'), (bash("printf '\\377'"), '\ufffd'), (bash('echo $CLAWLAB_API_KEY.'), '.'), (bash('cat'), '(no output)')])
+async def test_react_tool_results(call, says):
+    with Endpoint(answer(call), answer(TEXT)) as e: r = await react(e, '--seconds', '1')
+    got = e.bodies[1]['messages'][-1]['content']
+    assert r.code == 0 and says in got and len(got) < 4200 and 'KEY' not in got
+
+@pytest.mark.parametrize('answers, code, calls', [([(500, b'x'), answer(TEXT)], 0, 2), ([(429, b'x'), answer(TEXT)], 0, 2), ([(500, b'x')] * 3, 4, 3), ([(400, b'too long')], 4, 1), ([(401, b'no')], 4, 1),
+    ([(*answer(TEXT), 20), answer(TEXT)], 0, 2), ([answer(CALL)] * 3, 3, 3), ([answer(TEXT, 'length')], 5, 1), ([answer({'role': 'assistant', 'content': None})], 0, 1)])
+async def test_react_exit_codes(answers, code, calls):
+    with Endpoint(*answers) as e: r = await react(e, '--turns', '3')
+    assert (r.code, len(e.bodies)) == (code, calls), r
+    assert load('react').truncated(r) == (code == 3)
+
+def sse(*chunks, end=True): return 200, b''.join(b'data: ' + json.dumps(c).encode() + b'\n\n' for c in chunks) + (b'data: [DONE]\n\n' if end else b'')
+def delta(finish=None, **d): return {'choices': [{'index': 0, 'delta': d, 'finish_reason': finish}]}
+
+async def test_react_stream():
+    call = [delta(role='assistant', content=''), delta(reasoning_content='h'), delta(reasoning_content='m'), delta(tool_calls=[{'index': 0, 'id': 'a', 'type': 'function', 'function': {'name': 'bash', 'arguments': ''}}]),
+            delta(tool_calls=[{'index': 1, 'id': 'b', 'function': {'name': 'bash', 'arguments': '{"command": "ec'}}]), delta(tool_calls=[{'index': 0, 'function': {'arguments': '{"command": "echo 1"}'}}]),
+            delta(tool_calls=[{'index': 1, 'function': {'arguments': 'ho 2"}'}}]), delta('tool_calls'), {'choices': [], 'usage': {}}]
+    half = [delta(content='par')]
+    with Endpoint(sse(*call), sse(*half, end=False), sse(delta(content='do'), delta(content='ne'), delta('stop'))) as e: r = await react(e, '--stream')
+    assert (r.code, r.stdout, len(e.bodies)) == (0, b'done\n', 3)
+    m = e.bodies[2]['messages']
+    assert [x['content'] for x in m[-2:]] == ['1', '2'] and [c['id'] for c in m[2]['tool_calls']] == ['a', 'b'] and m[2]['reasoning_content'] == 'hm'
+    assert e.bodies[1]['messages'] == m   # after half a stream: the same request again
