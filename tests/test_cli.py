@@ -10,9 +10,9 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture(autouse=True)
 def here(monkeypatch): monkeypatch.chdir(ROOT)
 
-def cli(*args, env={}, cwd=ROOT, timeout=120):
+def cli(*args):
     "The real program: (exit code, stdout, stderr)."
-    p = subprocess.run([sys.executable, '-m', 'clawlab.cli', *map(str, args)], capture_output=True, text=True, cwd=cwd, timeout=timeout, env={**os.environ, 'PYTHONPATH': str(ROOT), **env})
+    p = subprocess.run([sys.executable, '-m', 'clawlab.cli', *map(str, args)], capture_output=True, text=True, cwd=ROOT, timeout=120, env={**os.environ, 'PYTHONPATH': str(ROOT)})
     return p.returncode, p.stdout, p.stderr
 
 def refused(capfd, *args) -> str:

@@ -1,5 +1,5 @@
 "Studies: intervals on planted data, behaviour across harness styles, the page, and the runner's rails."
-import asyncio, json, os, re, signal, subprocess, sys, time
+import json, os, re, subprocess, sys, time
 from pathlib import Path
 import nbformat as nbf, numpy as np, pytest
 from clawlab.records import InputError, Message, Rollout, ToolCall

@@ -4,7 +4,7 @@
 
 # %% ../../nbs/43_study.run.ipynb #18d19ea3
 from __future__ import annotations
-import ast, ctypes, fcntl, hashlib, inspect, json, logging, os, signal, subprocess, sys, tempfile, time
+import ast, ctypes, fcntl, hashlib, inspect, json, os, signal, subprocess, sys, tempfile, time
 from pathlib import Path
 from typing import Any, Callable, Mapping
 import clawlab

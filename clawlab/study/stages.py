@@ -88,10 +88,11 @@ def suite_digest(tasks: Mapping[str, Task]) -> str:
 # %% ../../nbs/44_study.stages.ipynb #8b56b1db
 async def teach(lab: Lab, name: str, harness_n: Mapping[str, int], # rollouts per harness
                 *, template: Template | None = None, wrong: float = 0.) -> list[Rollout]:
-    "Teacher rollouts on training tasks, balanced over families; more rollouts than tasks give further samples."
-    train = select(lab.tasks, split='train', n=None)
-    order = select(lab.tasks, split='train', n=len(train), seed=lab.seed)
-    jobs = [Job(order[i % len(order)], h, i//len(order), f'{name}/{h}', 'oracle', 'train', lab.seed, tag=name) for h, n in harness_n.items() for i in range(n)]
+    "Teacher rollouts on training tasks, balanced over families; each harness takes up where the one before it stopped, and starts over with further samples."
+    order = select(lab.tasks, split='train', n=sum(t.split == 'train' for t in lab.tasks.values()), seed=lab.seed)
+    starts = dict(zip(harness_n, np.cumsum([0, *harness_n.values()]).tolist()))
+    at = [(h, starts[h] + i, i) for h, n in harness_n.items() for i in range(n)]
+    jobs = [Job(order[k % len(order)], h, i//len(order), f'{name}/{h}', 'oracle', 'train', lab.seed, tag=name) for h, k, i in at]
     engine = OracleEngine(lab.tasks, template or Template.bytes(), wrong)
     async with lab.proxy(engine) as p: return await lab.play(p, jobs)
 
