@@ -43,6 +43,10 @@ async def until(f, seconds=10):
     return x
 
 
+@pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists('/usr/bin/bwrap') or not keeper.cgroup_base('memory'), reason='not root, no bubblewrap, or no cgroup v1')
+def test_S46_the_probe_succeeds_where_it_should(): assert WHY == ''
+
+
 # what is reachable from inside
 
 @needs_bwrap
