@@ -148,18 +148,24 @@ def proxy(engine: Annotated[str, typer.Option(help='torch:DIR | script:FILE | or
           port: Annotated[int, typer.Option(help='0 picks one')] = 0, host: Annotated[str, typer.Option()] = '127.0.0.1',
           tasks: Annotated[Optional[str], typer.Option(help='Task suite, for the oracle')] = None,
           task: Annotated[str, typer.Option(help='Task of the open session, for the oracle')] = '',
+          admin: Annotated[Optional[Path], typer.Option(help='Unix socket of the admin interface; default: the store with .sock')] = None,
+          admin_port: Annotated[Optional[int], typer.Option(help='A port for it instead; needs --token-file')] = None,
+          token_file: Annotated[Optional[Path], typer.Option(help='Bearer token of the admin port')] = None,
           open_: Annotated[bool, typer.Option('--open', help='Serve one session without a key')] = False,
           max_tokens: Annotated[int, typer.Option()] = 1024, temperature: Annotated[float, typer.Option()] = 1.0):
     "Serve the capturing proxy until interrupted."
-    asyncio.run(_proxy(engine, store, port, host, tasks, task, open_, max_tokens, temperature))
+    where = str(admin_port) if admin_port is not None else str(admin) if admin else '' if open_ else store.removeprefix('sqlite:///') + '.sock'
+    if token_file and not token_file.is_file(): raise InputError(f'no token file {token_file}')
+    asyncio.run(_proxy(engine, store, port, host, tasks, task, open_, max_tokens, temperature, where, str(token_file or '')))
 
-async def _proxy(engine, store, port, host, suite, task, open_, max_tokens, temperature):
+async def _proxy(engine, store, port, host, suite, task, open_, max_tokens, temperature, admin, token_file):
+    from clawlab.capture.admin import start_admin
     from clawlab.capture.engines.base import Sampling
     from clawlab.launch.tasks import load_suite
     from clawlab.records import Rollout
     import secrets, time
     async with laboratory(make_engine(engine, load_suite(suite) if suite else None), store, host, port, sampling=Sampling(temperature=temperature, max_tokens=max_tokens)) as (p, st):
-        out = dict(url=f'http://{host}:{p.port}', store=store)
+        out, door = dict(url=f'http://{host}:{p.port}', store=store, admin=admin or None), await start_admin(p, admin, token_file) if admin else None
         if open_:
             s = await p.open_session(Rollout(f'open-{int(time.time())}-{secrets.token_hex(3)}', task, 'open', split='open'), keyless=True)
             out.update(session=s.session_id, base_url=f'http://{host}:{p.port}{s.base_path}', rollout=s.rollout_id)
@@ -167,6 +173,7 @@ async def _proxy(engine, store, port, host, suite, task, open_, max_tokens, temp
         emit(out); stop = asyncio.Event()
         for sig in (signal.SIGINT, signal.SIGTERM): asyncio.get_running_loop().add_signal_handler(sig, stop.set)
         await stop.wait()
+        if door: await door.cleanup()
         if open_: say(f'clawlab: {len(await p.close_session(s.session_id))} calls captured')
 
 # %% ../nbs/90_cli.ipynb #3b375243

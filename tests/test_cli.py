@@ -1,5 +1,5 @@
 "The command line: bad input is one clear line and exit code 2; results are one JSON object on the last line of stdout."
-import json, os, signal, socket, subprocess, sys, urllib.request
+import json, os, signal, socket, subprocess, sys, urllib.error, urllib.request
 from pathlib import Path
 import pytest
 from clawlab.cli import main, pairs
@@ -126,6 +126,28 @@ def test_proxy_serves_an_open_session_until_interrupted(tmp_path):
     finally: p.kill(); p.wait()
     assert p.returncode == 0 and '1 calls captured' in err
     assert main(['tree', '--store', str(tmp_path/'x.db'), '--rollout', d['rollout']]) == 0
+
+def test_proxy_opens_sessions_for_its_owner_only(tmp_path):
+    (tmp_path/'s.jsonl').write_text('{"text": "Hello."}\n')
+    p = subprocess.Popen([sys.executable, '-m', 'clawlab.cli', 'proxy', '--engine', f'script:{tmp_path}/s.jsonl', '--store', tmp_path/'x.db'], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    try:
+        d = json.loads(p.stdout.readline()); assert Path(d['admin']).stat().st_mode & 0o777 == 0o600
+        with socket.socket(socket.AF_UNIX) as s:
+            s.connect(d['admin']); s.sendall(b'POST /sessions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n')
+            one = json.loads(b''.join(iter(lambda: s.recv(65536), b'')).split(b'\r\n\r\n', 1)[1])
+        def call(**headers):
+            req = urllib.request.Request(one['base_url'] + '/v1/chat/completions', json.dumps(dict(model='m', messages=[dict(role='user', content='hi')])).encode(), {'Content-Type': 'application/json', **headers})
+            try: return urllib.request.urlopen(req).status
+            except urllib.error.HTTPError as e: return e.code
+        assert call() == 401 and call(Authorization='Bearer ' + one['api_key']) == 200
+        p.terminate(); p.wait(30)
+    finally: p.kill(); p.wait()
+    assert p.returncode == 0
+
+@pytest.mark.parametrize('args,line', [(('--admin-port', '0'), 'needs a token file'), (('--admin-port', '0', '--token-file', '/nowhere'), 'no token file /nowhere'), (('--admin', '/proc/x.sock'), 'admin: cannot listen on /proc/x.sock')])
+def test_bad_admin_interface(capfd, tmp_path, args, line):
+    (tmp_path/'s.jsonl').write_text('{"text": "Hello."}\n')
+    assert line in refused(capfd, 'proxy', '--engine', f'script:{tmp_path}/s.jsonl', '--store', tmp_path/'x.db', *args)
 
 def test_sweep_and_doctor_speak_json(capfd):
     assert main(['sandbox', 'sweep']) == 0 and 'removed' in json.loads(capfd.readouterr().out.splitlines()[-1])
