@@ -41,8 +41,22 @@ def test_model_is_decided_by_the_seed(tok):
     a, b, c = [nano.build_model(tok, s) for s in (0, 0, 1)]
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters())) and not torch.equal(a.lm_head.weight, c.lm_head.weight)
-    assert a.lm_head.weight is a.model.embed_tokens.weight and a.model.embed_tokens.weight.std().item() == pytest.approx(.1, rel=.02)
+    assert a.lm_head.weight is a.model.embed_tokens.weight and a.model.embed_tokens.weight.std(0).mean().item() == pytest.approx(.1, rel=.02)
     assert a.model.layers[0].self_attn.q_norm.weight[0].item() == pytest.approx(1.6) and a.config.max_position_embeddings == 4096
+
+@pytest.mark.parametrize('shape', [{}, dict(d=128, heads=4, kv=1, layers=2), dict(d=96, heads=4, kv=4, layers=3)])
+def test_it_starts_as_a_copier(tok, shape):
+    "First heads look one token back; every head's output projection says what its value projection took in."
+    m = nano.build_model(tok, 1, **shape); m.set_attn_implementation('eager')
+    c, x = m.config, torch.randint(6, tok.get_vocab_size(), (4, 60), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(): att = m(x, output_attentions=True).attentions[0]
+    rep = c.num_attention_heads//c.num_key_value_heads
+    back = att.diagonal(-1, 2, 3)[:, :, 4:].mean((0, 2))
+    assert (back[:rep] > .7).all() and (back[rep:] < .4).all()
+    a, D = m.model.layers[-1].self_attn, c.head_dim
+    for h in range(c.num_attention_heads):
+        ov = a.o_proj.weight[:, h*D:(h+1)*D] @ a.v_proj.weight[h//rep*D:(h//rep+1)*D]
+        assert torch.allclose(ov @ ov, ov*1.5/rep, atol=1e-5) and torch.allclose(ov, ov.T, atol=1e-6) # a scaled projection
 
 async def test_folder_round_trip(tmp_path):
     p = nano.prepare(tmp_path/'a', [teacher()]*2, WORDS, seed=3, d=32, layers=2)

@@ -7,14 +7,15 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-import numpy as np, torch
+import numpy as np, torch, torch.nn.functional as F
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from ..records import Call, InputError, Rollout
 from ..capture.chat import SPECIALS, Template, call_text, tool_line
 
 # %% auto #0
-__all__ = ['PIECES', 'JINJA', 'build_tokenizer', 'build_model', 'save_policy', 'texts_of', 'retokenise', 'prepare']
+__all__ = ['PIECES', 'JINJA', 'build_tokenizer', 'look_and_say', 'build_model', 'save_policy', 'texts_of', 'retokenise',
+           'prepare']
 
 # %% ../../nbs/33_learn.nano.ipynb #b2a27848
 PIECES = r' ?\w+ ?|[^\w]+' # a word with its spaces, or a run of anything else
@@ -36,10 +37,34 @@ def build_tokenizer(texts,      # what to compress: prompts, tool definitions, c
     tok.add_tokens([AddedToken(w, single_word=True, normalized=False) for w in words])
     return tok
 
-# %% ../../nbs/33_learn.nano.ipynb #b0b9c6ae
+# %% ../../nbs/33_learn.nano.ipynb #c0a7c06a
+@torch.no_grad()
+def look_and_say(model, say=1.5, seed=0):
+    "Start a Qwen3 as a copier: value and output projections mirror each other, the first heads look one token back."
+    c, g = model.config, torch.Generator().manual_seed(seed)
+    H, KV, D, d = c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.hidden_size
+    common = F.normalize(torch.randn(d, generator=g), dim=0)
+    E = model.model.embed_tokens.weight
+    E += E.norm(dim=1).mean()*common
+    for layer in model.model.layers:
+        a = layer.self_attn
+        V = torch.linalg.qr(torch.randn(d, KV*D, generator=g))[0].T.view(KV, D, d)
+        a.v_proj.weight.copy_(V.reshape(KV*D, d))
+        a.o_proj.weight.copy_(say*KV/H*torch.cat([V[h*KV//H].T for h in range(H)], 1))
+    _look_back(model.model.layers[0].self_attn, common, H//KV, D, c.rope_parameters['rope_theta'])
+
+def _look_back(attn, common, heads, D, theta, pairs=4, size=.3):
+    "The first `heads` query heads and their key: position only, matching one token back in the `pairs` fastest rotations."
+    turn = theta**(-2*torch.arange(pairs)/D) # radians a position
+    k, q = torch.zeros(2, D//2), torch.zeros(2, D//2)
+    k[0, :pairs], q[0, :pairs], q[1, :pairs] = 1, turn.cos(), -turn.sin()
+    for proj, v, n in ((attn.k_proj, k, 1), (attn.q_proj, q, heads)):
+        proj.weight[:n*D] = size*(proj.weight[:n*D] + torch.outer(v.flatten(), common).repeat(n, 1))
+
+# %% ../../nbs/33_learn.nano.ipynb #230d62c8
 def build_model(tokenizer: Tokenizer, seed=0, d=192, layers=4, heads=4, kv=2, context=4096,
-                embed_std=.1, qk_gain=1.6) -> Qwen3ForCausalLM:
-    "A small Qwen3 with tied embeddings, float32, initialised from `seed` alone."
+                embed_std=.1, qk_gain=1.6, say=1.5) -> Qwen3ForCausalLM:
+    "A small Qwen3 with tied embeddings, float32, initialised from `seed` alone; `say=0` leaves out `look_and_say`."
     config = Qwen3Config(vocab_size=tokenizer.get_vocab_size(), hidden_size=d, intermediate_size=-(-8*d//3//64)*64, num_hidden_layers=layers,
                          num_attention_heads=heads, num_key_value_heads=kv, head_dim=d//heads, max_position_embeddings=context,
                          tie_word_embeddings=True, eos_token_id=tokenizer.token_to_id('<|im_end|>'), pad_token_id=tokenizer.token_to_id('<|im_end|>'))
@@ -50,6 +75,7 @@ def build_model(tokenizer: Tokenizer, seed=0, d=192, layers=4, heads=4, kv=2, co
     for layer in model.model.layers:
         torch.nn.init.constant_(layer.self_attn.q_norm.weight, qk_gain)
         torch.nn.init.constant_(layer.self_attn.k_norm.weight, qk_gain)
+    if say: look_and_say(model, say, seed)
     return model.eval()
 
 # %% ../../nbs/33_learn.nano.ipynb #7125a783
