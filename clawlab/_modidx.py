@@ -1161,6 +1161,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'clawlab.study.stages.plan': ('study.stages.html#plan', 'clawlab/study/stages.py'),
                                       'clawlab.study.stages.preflight': ('study.stages.html#preflight', 'clawlab/study/stages.py'),
                                       'clawlab.study.stages.programs': ('study.stages.html#programs', 'clawlab/study/stages.py'),
+                                      'clawlab.study.stages.renamer': ('study.stages.html#renamer', 'clawlab/study/stages.py'),
                                       'clawlab.study.stages.sharing': ('study.stages.html#sharing', 'clawlab/study/stages.py'),
                                       'clawlab.study.stages.suite_digest': ('study.stages.html#suite_digest', 'clawlab/study/stages.py'),
                                       'clawlab.study.stages.teach': ('study.stages.html#teach', 'clawlab/study/stages.py'),

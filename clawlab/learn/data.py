@@ -13,7 +13,8 @@ from ..records import Call, InputError, Rollout, Task
 from .tree import Tree, build_tree
 
 # %% auto #0
-__all__ = ['Example', 'shared_prefix', 'SFTData', 'sft_data', 'batch_at', 'prefix_share', 'Draw', 'TaskSampler', 'no_signal']
+__all__ = ['Example', 'shared_prefix', 'SFTData', 'sft_data', 'batch_at', 'prefix_share', 'Renamer', 'Draw', 'TaskSampler',
+           'no_signal']
 
 # %% ../../nbs/34_learn.data.ipynb #54c80235
 @dataclass(frozen=True, eq=False)
@@ -125,6 +126,24 @@ def prefix_share(step: int, curriculum: tuple[int, int], seed: int = 0) -> float
     clean, partial = curriculum
     if step < clean: return 1.
     return float(np.random.default_rng([seed, step, 7]).random()) if step < clean + partial else 0.
+
+# %% ../../nbs/34_learn.data.ipynb #3f1777d3
+class Renamer:
+    "Renames the words of a demonstration within their classes; never into an instruction that is held out."
+    def __init__(self, classes: Iterable[Iterable[int]], # token ids of interchangeable words, one collection a class
+                 held: Iterable[np.ndarray] = (),        # instructions that must not come out, as token ids
+                 tries: int = 20):
+        self.classes, self.held, self.tries = [np.array(sorted(c)) for c in classes], [np.asarray(h, np.int32).tobytes() for h in held], tries
+
+    def __call__(self, e: Example, rng: np.random.Generator) -> Example:
+        "A renamed example; the original where every try ended in a held-out instruction."
+        top = max(int(max(c.prompt_ids.max(), c.output_ids.max())) for c in e.rollout.calls) + 1
+        for _ in range(self.tries):
+            to = np.arange(max(top, *(int(c.max()) + 1 for c in self.classes)), dtype=np.int32)
+            for c in self.classes: to[c] = rng.permutation(c)
+            calls = tuple(replace(c, prompt_ids=np.concatenate([c.prompt_ids[:e.prefix], to[c.prompt_ids[e.prefix:]]]), output_ids=to[c.output_ids]) for c in e.rollout.calls)
+            if not any(h in c.prompt_ids.tobytes() for c in calls for h in self.held): return Example(replace(e.rollout, calls=calls), e.prefix)
+        return e
 
 # %% ../../nbs/34_learn.data.ipynb #90e449e6
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ..records import Call, ClawlabError, DataError, InputError, Rollout
 from .tree import Tree, build_tree, concat
 from .objectives import grpo_advantages, is_weights, loss_coef, policy_loss
 from .forest import logprobs, pack
-from .data import Example, batch_at, no_signal, prefix_share
+from .data import Example, Renamer, batch_at, no_signal, prefix_share
 
 # %% auto #0
 __all__ = ['NotFinite', 'check_behaviour', 'Step', 'prepare', 'Mini', 'make_mini', 'deal', 'rl_mini', 'Trainer', 'patch_trainer',
@@ -405,13 +405,16 @@ class Run:
 # %% ../../nbs/35_learn.train.ipynb #d22dd92e
 def sft(trainer: Trainer, examples: list[Example], steps: int, folder=None, *, batch: int = 16,
         curriculum: tuple[int, int] = (0, 0), # steps without the shared prefix, then steps with a random part of it; then whole prompts
+        rename: Renamer | None = None,        # new words in every demonstration, drawn by the step
         heldout: list[Example] = (), save_every: int = 50, say: Callable | None = None) -> list[dict]:
     "Train to `steps` finished steps, from the last checkpoint in `folder` if there is one; returns the log's rows of this call."
     run, rows = folder and Run(folder), []
     if run: run.resume(trainer)
     while trainer.step < steps:
         share = prefix_share(trainer.step, curriculum, trainer.seed)
-        trees = [e.tree(round(share*e.prefix)) for e in batch_at(examples, batch, trainer.step, trainer.seed)]
+        chosen = batch_at(examples, batch, trainer.step, trainer.seed)
+        if rename: chosen = [rename(e, np.random.default_rng([trainer.seed, trainer.step, k, 11])) for k, e in enumerate(chosen)]
+        trees = [e.tree(round(share*e.prefix)) for e in chosen]
         row = dict(trainer.sft_step(trees), prefix_cut=share)
         last = trainer.step == steps or trainer.step % save_every == 0
         if last and heldout: row['nll_heldout'] = trainer.nll([e.tree() for e in heldout])

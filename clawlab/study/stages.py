@@ -26,9 +26,9 @@ from .metrics import cell, paired_gain, task_scores
 from .run import Run
 
 # %% auto #0
-__all__ = ['Lab', 'preflight', 'programs', 'suite_digest', 'teach', 'words', 'arm_mix', 'load_model', 'cold_start', 'train_arm',
-           'note', 'notes', 'exact', 'exact_all', 'logprob_gap', 'sharing', 'delivered_tokens', 'curve', 'Cell', 'plan',
-           'evaluate', 'gains', 'machine', 'check_all', 'assemble']
+__all__ = ['Lab', 'preflight', 'programs', 'suite_digest', 'teach', 'words', 'arm_mix', 'load_model', 'renamer', 'cold_start',
+           'train_arm', 'note', 'notes', 'exact', 'exact_all', 'logprob_gap', 'sharing', 'delivered_tokens', 'curve',
+           'Cell', 'plan', 'evaluate', 'gains', 'machine', 'check_all', 'assemble']
 
 # %% ../../nbs/44_study.stages.ipynb #cd474f3e
 @dataclass
@@ -96,11 +96,11 @@ async def teach(lab: Lab, name: str, harness_n: Mapping[str, int], # rollouts pe
     engine = OracleEngine(lab.tasks, template or Template.bytes(), wrong)
     async with lab.proxy(engine) as p: return await lab.play(p, jobs)
 
-def words(tasks: Iterable[Task], suite: Path) -> list[str]:
-    "The suite's own words (`words.json`), single tokens of the nano tokenizer; without the file, file names."
+def words(tasks: Iterable[Task], suite: Path) -> list[list[str]]:
+    "The suite's own words in classes (`words.json`), single tokens of the nano tokenizer; without the file, one class of file names."
     f = suite/'words.json'
-    if not f.is_file(): return sorted({p for t in tasks for p in t.files if p.isalnum()})
-    return sorted({w for ws in json.loads(f.read_text()).values() for w in ws if isinstance(w, str)})
+    if not f.is_file(): return [sorted({p for t in tasks for p in t.files if p.isalnum()})]
+    return [sorted(ws) for ws in json.loads(f.read_text()).values()]
 
 # %% ../../nbs/44_study.stages.ipynb #fd9f3f7f
 def arm_mix(arm: str, train_harnesses: Sequence[str]) -> tuple[dict[str, float], bool]:
@@ -117,14 +117,22 @@ def load_model(path: str | Path):
     from transformers import AutoModelForCausalLM
     return AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, local_files_only=True)
 
-async def cold_start(lab: Lab, policy: Path, demos: list[Rollout], *, steps: int, batch: int, lr: float, curriculum: tuple[int, int]) -> dict:
+def renamer(lab: Lab, template: Template, classes: Sequence[Sequence[str]]):
+    "Renames the suite's words in demonstrations; never into the instruction of a task that isn't for training."
+    from clawlab.learn.data import Renamer
+    ids = [[int(i) for w in ws for i in template.encode(w)] for ws in classes]
+    if sum(map(len, ids)) != sum(map(len, classes)): raise InputError("the suite's words are not single tokens of this policy")
+    return Renamer(ids, [template.encode(t.instruction.rstrip('.')) for t in lab.tasks.values() if t.split != 'train'])
+
+async def cold_start(lab: Lab, policy: Path, demos: list[Rollout], *, classes: Sequence[Sequence[str]], steps: int, batch: int, lr: float, curriculum: tuple[int, int]) -> dict:
     "SFT from the untrained policy on the teacher's rollouts, wrong habits included; gives the checkpoint and the log."
     from clawlab.learn.data import sft_data
     from clawlab.learn.train import Log, Trainer, sft
     data = sft_data(demos, min_score=None, dedup=False, seed=lab.seed)
     trainer = Trainer(load_model(policy), lr=lr, seed=lab.seed, assets=policy)
     folder = lab.run.path/'sft'
-    await asyncio.to_thread(sft, trainer, data.splits['train'], steps, folder, batch=batch, curriculum=curriculum, say=lab.run.log)
+    await asyncio.to_thread(sft, trainer, data.splits['train'], steps, folder, batch=batch, curriculum=curriculum,
+                            rename=renamer(lab, Template.from_dir(policy), classes), say=lab.run.log)
     return dict(checkpoint=f'sft/step_{steps:04d}', card=data.card, rows=[{k: r[k] for k in ('step', 'nll')} for r in Log(folder/'log.jsonl').rows()])
 
 # %% ../../nbs/44_study.stages.ipynb #7f80c439
