@@ -188,7 +188,7 @@ def exact_html(res: Mapping, tol: float = 1e-3) -> str:
     return '<ul class="checks">' + ''.join([
         li(not x['expand_failed'], f"Expanding the tree gives back every captured call: {x['rollouts'] - x['expand_failed']} of {x['rollouts']} rollouts, {x['calls']} calls."),
         li(not x['trained_mismatch'], f"Trained = sampled − shared positions: {x['trained']:,} = {x['sampled']:,} − {x['shared']:,}; mismatch in {x['trained_mismatch']} rollouts."),
-        li(d is not None and d < tol, f"Engine and trainer log-probs agree: largest difference {_num(d, '.1e')} over {x.get('logprob_checked', 0):,} tokens (limit {tol:g})."),
+        li(d is not None and d < tol, f"Engine and trainer log-probs agree: largest difference {_num(d, '.1e')} over {x.get('logprob_checked', 0):,} of {x.get('policy', 0):,} tokens that the policy sampled (limit {tol:g})."),
     ]) + '</ul>'
 
 # %% ../../nbs/42_study.report.ipynb #75f69026
