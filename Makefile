@@ -5,6 +5,7 @@ PYTHON  ?= python3
 VENV    ?= .venv
 BIN     := $(VENV)/bin
 EVAL    ?= quick
+ARMS    ?= rl:react,rl:claude-code,rl:mix,control:react,control:claude-code
 SEED    ?= 0
 HARNESSES := react claude-code mini-swe-agent
 export OMP_NUM_THREADS ?= 1
@@ -45,9 +46,9 @@ harnesses: env
 study: harnesses
 	@$(BIN)/clawlab study single_vs_mix -p seed $(SEED) -p evaluation $(EVAL)
 
-# The table of experiments/LOG.md: three seeds, every cell in full, no time limit.
+# The table of experiments/LOG.md: three seeds, every cell in full, shuffled-reward controls, no time limit.
 study-full: harnesses
-	@for s in 0 1 2; do $(BIN)/clawlab study single_vs_mix -p seed $$s -p evaluation full || exit 1; done
+	@for s in 0 1 2; do $(BIN)/clawlab study single_vs_mix -p seed $$s -p evaluation full -p arms $(ARMS) || exit 1; done
 	@$(BIN)/clawlab table single_vs_mix
 
 test: harnesses

@@ -1172,6 +1172,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'clawlab.study.stages.suite_digest': ('study.stages.html#suite_digest', 'clawlab/study/stages.py'),
                                       'clawlab.study.stages.teach': ('study.stages.html#teach', 'clawlab/study/stages.py'),
                                       'clawlab.study.stages.train_arm': ('study.stages.html#train_arm', 'clawlab/study/stages.py'),
+                                      'clawlab.study.stages.trapezoid': ('study.stages.html#trapezoid', 'clawlab/study/stages.py'),
                                       'clawlab.study.stages.tree_memory_mb': ( 'study.stages.html#tree_memory_mb',
                                                                                'clawlab/study/stages.py'),
                                       'clawlab.study.stages.words': ('study.stages.html#words', 'clawlab/study/stages.py')}}}

@@ -27,9 +27,9 @@ from .run import Run
 
 # %% auto #0
 __all__ = ['tree_memory_mb', 'MemoryWatch', 'Lab', 'preflight', 'programs', 'suite_digest', 'teach', 'words', 'arm_mix',
-           'load_model', 'renamer', 'cold_start', 'train_arm', 'note', 'notes', 'exact', 'exact_all', 'logprob_gap',
-           'sharing', 'delivered_tokens', 'curve', 'Cell', 'plan', 'evaluate', 'gains', 'machine', 'check_all',
-           'assemble']
+           'load_model', 'renamer', 'trapezoid', 'cold_start', 'train_arm', 'note', 'notes', 'exact', 'exact_all',
+           'logprob_gap', 'sharing', 'delivered_tokens', 'curve', 'Cell', 'plan', 'evaluate', 'gains', 'machine',
+           'check_all', 'assemble']
 
 # %% ../../nbs/44_study.stages.ipynb #fdf6233e
 def tree_memory_mb(root: int) -> int:
@@ -153,12 +153,17 @@ def renamer(lab: Lab, template: Template, classes: Sequence[Sequence[str]]):
     if sum(map(len, ids)) != sum(map(len, classes)): raise InputError("the suite's words are not single tokens of this policy")
     return Renamer(ids, [template.encode(t.instruction.rstrip('.')) for t in lab.tasks.values() if t.split != 'train'])
 
+def trapezoid(lr: float, steps: int, warm: int = 10):
+    "Learning rate by step: `warm` steps up, constant, and down to a twentieth over the last third."
+    down = max(steps//3, 1)
+    return lambda step: lr*min((step + 1)/warm, 1., max((steps - step)/down, .05))
+
 async def cold_start(lab: Lab, policy: Path, demos: list[Rollout], *, classes: Sequence[Sequence[str]], steps: int, batch: int, lr: float, curriculum: tuple[int, int]) -> dict:
     "SFT from the untrained policy on the teacher's rollouts, wrong habits included; gives the checkpoint and the log."
     from clawlab.learn.data import sft_data
     from clawlab.learn.train import Log, Trainer, sft
     data = sft_data(demos, min_score=None, dedup=False, seed=lab.seed)
-    trainer = Trainer(load_model(policy), lr=lr, seed=lab.seed, assets=policy)
+    trainer = Trainer(load_model(policy), lr=trapezoid(lr, steps), seed=lab.seed, assets=policy)
     folder = lab.run.path/'sft'
     await asyncio.to_thread(sft, trainer, data.splits['train'], steps, folder, batch=batch, curriculum=curriculum,
                             rename=renamer(lab, Template.from_dir(policy), classes), say=lab.run.log)
