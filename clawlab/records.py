@@ -5,7 +5,7 @@
 # %% ../nbs/00_records.ipynb #c5247245
 from __future__ import annotations
 import configparser, json, os
-from dataclasses import dataclass, field, asdict, fields, replace
+from dataclasses import dataclass, field, asdict
 from pathlib import Path
 from typing import Any, Literal
 import numpy as np

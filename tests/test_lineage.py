@@ -3,7 +3,7 @@ import json, random
 from dataclasses import replace
 import numpy as np
 import pytest
-from clawlab.capture.chat import Bytes, SPECIALS, Template
+from clawlab.capture.chat import Bytes, Template
 from clawlab.capture.dialects import anthropic, chat
 from clawlab.capture.dialects.base import tool_id
 from clawlab.capture.lineage import Lineage, message_key

@@ -1,13 +1,13 @@
 """The proxy as a harness sees it: real sockets, served bytes, and the record (faults P, items by number)."""
-import asyncio, gzip, json, os, signal, socket, subprocess, sys, textwrap, time, zlib
+import asyncio, gzip, json, signal, socket, subprocess, sys, textwrap, time, zlib
 from pathlib import Path
 import aiohttp, numpy as np, pytest, zstandard
 from clawlab.capture.chat import Template
-from clawlab.capture.engines.base import Generation, Sampling, unsampled
+from clawlab.capture.engines.base import Generation, Sampling
 from clawlab.capture.engines.script import ScriptEngine
 from clawlab.capture.proxy import Proxy
 from clawlab.capture.store import Store
-from clawlab.records import EngineError, InputError, Rollout
+from clawlab.records import InputError, Rollout
 
 ROOT = Path(__file__).parent.parent
 T = Template.bytes()

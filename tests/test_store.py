@@ -1,5 +1,5 @@
 """The store keeps its promises: durable before resolved, readable while written, exact in every byte."""
-import json, os, signal, sqlite3, subprocess, sys, textwrap, threading, time
+import json, os, signal, sqlite3, subprocess, sys, textwrap, threading
 from dataclasses import replace
 from pathlib import Path
 import numpy as np
