@@ -5,6 +5,7 @@
 # %% ../nbs/90_cli.ipynb #35dfa4b9
 from __future__ import annotations
 import asyncio, contextlib, errno, json, os, signal, sys
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Optional
 import typer
@@ -16,7 +17,9 @@ __all__ = ['app', 'tasks_app', 'harness_app', 'sandbox_app', 'say', 'emit', 'pai
            'harness_install', 'harness_check', 'sandbox_sweep', 'doctor']
 
 # %% ../nbs/90_cli.ipynb #8402dd63
-def say(*parts): print(*parts, file=sys.stderr, flush=True)
+def say(*parts):
+    "A line for people, on stderr."
+    print(*parts, file=sys.stderr, flush=True)
 def emit(obj: Any):
     "One JSON object as the last line of stdout."
     from clawlab.study.report import clean
@@ -39,7 +42,9 @@ def pairs(args: list[str]) -> list[str]:
         out.append(k if '=' in k else f'{k}={v}')
     return out
 
-def one_line(e) -> str: return ' '.join(str(e).split()) or type(e).__name__
+def one_line(e) -> str:
+    "The text of an error without line breaks."
+    return ' '.join(str(e).split()) or type(e).__name__
 
 def main(args: list[str] | None = None) -> int:
     "Entry point of the `clawlab` program. Exit codes: 0 good, 1 failed, 2 bad input, 130 interrupted."
@@ -101,11 +106,11 @@ def rollout(tasks: Annotated[str, typer.Option(help='A task suite: a folder, or 
             harness: Annotated[str, typer.Option(help='One harness, or several with commas')],
             engine: Annotated[str, typer.Option(help='torch:DIR | script:FILE | oracle')],
             store: Annotated[str, typer.Option(help='sqlite:///FILE or FILE')],
-            n: Annotated[int, typer.Option(help='Number of tasks')] = 1,
-            samples: Annotated[int, typer.Option(help='Rollouts per task and harness')] = 1,
+            n: Annotated[int, typer.Option(min=1, help='Number of tasks')] = 1,
+            samples: Annotated[int, typer.Option(min=1, help='Rollouts per task and harness')] = 1,
             split: Annotated[str, typer.Option(help='train | validation | test')] = 'test',
             sandbox: Annotated[str, typer.Option(help='bwrap | process (no isolation)')] = '',
-            concurrency: Annotated[int, typer.Option(help='Sandboxes at a time')] = 0,
+            concurrency: Annotated[int, typer.Option(min=0, help='Sandboxes at a time; 0: the laboratory\'s setting')] = 0,
             temperature: Annotated[float, typer.Option()] = 1.0, max_tokens: Annotated[int, typer.Option()] = 256,
             seed: Annotated[int, typer.Option()] = 0, group: Annotated[str, typer.Option(help='Name of this set; the same name again resumes it')] = 'cli'):
     "Play tasks in harnesses with an engine, graded and captured."
@@ -145,11 +150,11 @@ async def laboratory(engine, store: str, host: str = '127.0.0.1', port: int = 0,
 @app.command()
 def proxy(engine: Annotated[str, typer.Option(help='torch:DIR | script:FILE | oracle')],
           store: Annotated[str, typer.Option(help='sqlite:///FILE or FILE')],
-          port: Annotated[int, typer.Option(help='0 picks one')] = 0, host: Annotated[str, typer.Option()] = '127.0.0.1',
+          port: Annotated[int, typer.Option(min=0, max=65535, help='0 picks one')] = 0, host: Annotated[str, typer.Option()] = '127.0.0.1',
           tasks: Annotated[Optional[str], typer.Option(help='Task suite, for the oracle')] = None,
           task: Annotated[str, typer.Option(help='Task of the open session, for the oracle')] = '',
           admin: Annotated[Optional[Path], typer.Option(help='Unix socket of the admin interface; default: the store with .sock')] = None,
-          admin_port: Annotated[Optional[int], typer.Option(help='A port for it instead; needs --token-file')] = None,
+          admin_port: Annotated[Optional[int], typer.Option(min=0, max=65535, help='A port for it instead; needs --token-file')] = None,
           token_file: Annotated[Optional[Path], typer.Option(help='Bearer token of the admin port')] = None,
           open_: Annotated[bool, typer.Option('--open', help='Serve one session without a key')] = False,
           max_tokens: Annotated[int, typer.Option()] = 1024, temperature: Annotated[float, typer.Option()] = 1.0):
@@ -164,7 +169,9 @@ async def _proxy(engine, store, port, host, suite, task, open_, max_tokens, temp
     from clawlab.launch.tasks import load_suite
     from clawlab.records import Rollout
     import secrets, time
-    async with laboratory(make_engine(engine, load_suite(suite) if suite else None), store, host, port, sampling=Sampling(temperature=temperature, max_tokens=max_tokens)) as (p, st):
+    tasks = load_suite(suite) if suite else None
+    if task and task not in (tasks or {}): raise InputError(f'no task {task!r} in the suite {suite}' if suite else 'a task needs the suite it is from: name one with --tasks')
+    async with laboratory(make_engine(engine, tasks), store, host, port, sampling=Sampling(temperature=temperature, max_tokens=max_tokens)) as (p, st):
         out, door = dict(url=f'http://{host}:{p.port}', store=store, admin=admin or None), await start_admin(p, admin, token_file) if admin else None
         if open_:
             s = await p.open_session(Rollout(f'open-{int(time.time())}-{secrets.token_hex(3)}', task, 'open', split='open'), keyless=True)
@@ -189,7 +196,10 @@ def tree(store: Annotated[str, typer.Option(help='sqlite:///FILE or FILE')],
     with Store.open(store) as st: rs = [st.rollout(rollout)] if rollout else st.rollouts(with_calls=True)
     if not rs: raise InputError(f'the store {path} has no rollouts')
     trees = [(r, build_tree(r.calls)) for r in rs]
-    if html: html.write_text('<!doctype html><meta charset="utf-8"><title>clawlab tree</title>' + ''.join(f'<h3>{r.rollout_id} · {r.task_id} · {r.harness}</h3>{t._repr_html_()}' for r, t in trees))
+    page = lambda: ''.join(f'<h3>{escape(f"{r.rollout_id} · {r.task_id} · {r.harness}")}</h3>{t._repr_html_()}' for r, t in trees)
+    try:
+        if html: html.write_text(f'<!doctype html><meta charset="utf-8"><title>clawlab tree</title>{page()}', encoding='utf-8')
+    except OSError as e: raise InputError(f'cannot write to {html}: {e.strerror}') from None
     keys = ('calls', 'flat_tokens', 'tokens', 'lineage_leaves', 'token_leaves', 'sampled', 'shared', 'trained', 'drift')
     exact = all((a == c.prompt_ids).all() and (b == c.output_ids).all() for _, t in trees for c, (a, b) in zip(t.calls, t.expand()))
     emit(dict(store=store, rollouts=len(rs), **{k: sum(t.stats[k] for _, t in trees) for k in keys}, expand_exact=exact, html=str(html) if html else None,
@@ -217,6 +227,7 @@ def tasks_check(suite: Annotated[str, typer.Argument(metavar='DIR', help='A task
 
 # %% ../nbs/90_cli.ipynb #6d25b675
 def known_harnesses() -> list[str]:
+    "Names of the harnesses that this project describes."
     from clawlab.launch.harness import known
     return known()
 

@@ -42,9 +42,22 @@ ORACLE = ('rollout', '--tasks', 'nano', '--harness', 'react', '--engine', 'oracl
     (('proxy', '--engine', 'oracle', '--store', 'x.db'), 'name one with --tasks'),
     (('harness', 'install', 'emacs'), "unknown harness 'emacs'"), (('harness', 'check', 'emacs'), "unknown harness 'emacs'"),
     (('tasks', 'check', 'nope'), 'no task suite nope'),
+    *[((*ORACLE, '--store', 'x.db', o, v), f"Invalid value for '{o}'") for o, v in (('--samples', '0'), ('--n', '-1'), ('--concurrency', '-1'))],
+    *[(('proxy', '--engine', 'oracle', '--tasks', 'nano', '--store', 'x.db', o, v), f"Invalid value for '{o}'") for o, v in (('--port', '99999'), ('--port', '-1'), ('--admin-port', '70000'))],
+    (('proxy', '--engine', 'oracle', '--tasks', 'nano', '--store', 'x.db', '--task', 'nope'), "no task 'nope' in the suite nano"),
 ])
 def test_bad_input_is_one_clear_line(capfd, tmp_path, args, line):
     assert line in refused(capfd, *[tmp_path/a if a == 'x.db' else a for a in args])
+
+@pytest.mark.parametrize('to', ['nowhere/x.html', '.'])
+def test_a_page_that_cannot_be_written(capfd, tmp_path, to):
+    from dataclasses import replace
+    from clawlab.capture.store import Store
+    from clawlab.study.behavior import chat_rollout
+    with Store.open(str(tmp_path/'x.db')) as st:
+        r = chat_rollout([('ls', 'a', False), ('end', None, False)]); st.put_rollout(replace(r, calls=()))
+        for c in r.calls: st.put_call(c, b'{}').result()
+    assert 'cannot write to' in refused(capfd, 'tree', '--store', tmp_path/'x.db', '--html', tmp_path/to)
 
 def test_missing_harness(capfd, tmp_path, monkeypatch):
     monkeypatch.setenv('CLAWLAB_LAB_HOME', str(tmp_path/'empty'))

@@ -2,8 +2,8 @@
 import json, os, re, subprocess, sys, time
 from pathlib import Path
 import nbformat as nbf, numpy as np, pytest
-from clawlab.records import InputError, Message, Rollout, ToolCall
-from clawlab.study import metrics as M, behavior as B, report as P, run as R
+from clawlab.records import DataError, InputError, Message, Rollout, ToolCall
+from clawlab.study import metrics as M, behavior as B, report as P, run as R, seeds as S, stages as T
 
 
 def scores(p, n=108, k=4, seed=0):
@@ -40,6 +40,50 @@ def test_hierarchical_is_wider_than_pooled_when_seeds_disagree():
     by = {s: scores(p, seed=s) for s, p in enumerate([.2, .4, .6])}
     h, one = M.hierarchical(by), M.bootstrap(by[1])
     assert h.resamples == 'seeds and tasks' and h.high - h.low > 2*(one.high - one.low) and h.low < .4 < h.high
+
+def test_hierarchical_covers_when_tasks_are_hard_for_every_seed():
+    hit = []
+    for k in range(100):
+        r = np.random.default_rng(k); hard = r.normal(0, .35, 60)  # shared by the seeds: resampled apart it would cover 80%
+        e = M.hierarchical({s: {f't{i}': [.2 + x + r.normal(0, .2)] for i, x in enumerate(hard)} for s in range(3)}, n_boot=300, seed=k)
+        hit.append(e.low <= .2 <= e.high)
+    assert np.mean(hit) >= .92
+
+def test_one_seed_resamples_tasks_only_and_missing_tasks_stay_out():
+    one = M.hierarchical({0: scores(.4)})
+    assert one.resamples == 'tasks' and one.value == pytest.approx(M.bootstrap(scores(.4)).value)
+    e = M.hierarchical({0: {'a': [1.], 'b': [0.], 'c': []}, 1: {'b': [1.], 'd': [1.]}}, n_boot=200)
+    assert e.value == pytest.approx(.75) and e.tasks == 3 and 0 <= e.low <= e.high <= 1
+    for bad in ({}, {0: {}}, {0: {'a': [1.]}, 1: {'a': []}}):
+        with pytest.raises(DataError): M.hierarchical(bad)
+
+# pooling runs
+def finished(root, name, seed, gain, code='c', versions='1', **config):
+    d = root/name; d.mkdir(parents=True); (d/'finished').write_text(''); (d/'code').write_text(code)
+    (d/'results.json').write_text(json.dumps(dict(config=dict(seed=seed, **config), checks=dict(suite='x'), versions=dict(react=versions))))
+    level = lambda up: {f't{i}': [float(i % 10 < 3 + 10*up)] for i in range(50)}
+    (d/'scores.json').write_text(json.dumps({'sft': {'react|T=1': level(0)}, 'rl:react': {'react|T=1': level(gain)}, 'rl:mix': {'react|T=1': level(gain - .1)}}))
+
+def test_the_table_answers_the_question_of_its_study(tmp_path):
+    for s, g in enumerate((.1, .2, .3)): finished(tmp_path, f'r{s}', s, g)
+    res = S.pool_runs(tmp_path); mix = next(r for r in res['rows'] if (r['arm'], r['versus']) == ('rl:mix', 'rl:react'))
+    assert mix['pooled']['value'] == pytest.approx(-.1) and list(mix['per_seed']) == [0, 1, 2] and res['notes'] == []
+    assert 'rl:react | -0.100, -0.100, -0.100 | -0.100' in S.markdown(res)
+
+def test_the_table_says_what_it_does_not_know(tmp_path):
+    finished(tmp_path, 'a', 0, .1); one = S.markdown(S.pool_runs(tmp_path))
+    assert 'not about the methods' in one and 'seeds and tasks' not in one
+    finished(tmp_path, 'b', 1, .1, code='other'); finished(tmp_path, 'c', 2, .1, lr=1)
+    res = S.pool_runs(tmp_path)
+    assert res['runs'] == ['a', 'b'] and any('library code' in n for n in res['notes']) and any('1 finished runs' in n for n in res['notes'])
+    finished(tmp_path, 'd', 3, .1, lr=1)
+    with pytest.raises(InputError, match='name the runs'): S.pool_runs(tmp_path)  # two sets of two: nobody guesses
+    finished(tmp_path, 'e', 4, .1, versions='2')
+    with pytest.raises(InputError, match='name the runs'): S.pool_runs(tmp_path, ['a', 'e'])  # other programs
+
+def test_dropped_training_rollouts_are_a_warning():
+    curve = lambda *xs: [dict(dropped_by_harness=dict(react=x)) for x in xs]
+    assert T.dropped({'rl:react': curve(.2, 0.), 'rl:mix': curve(.04, .02)}) == ['rl:react: 10% of the training rollouts in react were left out']
 
 def test_nothing_measured_is_nan_not_zero(): assert np.isnan(M.bootstrap({}).value) and M.bootstrap({}).n == 0
 
@@ -90,6 +134,14 @@ def test_verdict_follows_the_interval_only(low, high, want):
     g = dict(result()['gains'][0], low=low, high=high)
     assert P.verdicts(result(gains=[g]))[0]['judge'] == want
     assert ('raised the score in 1 of 1' in P.headline(result(gains=[g]))) is (want == 'better')
+
+def test_a_floor_is_no_verdict():
+    low = dict(mean_score=.0004, interval=[0, .001], pass_rate=0., n=36, tasks=36)
+    g = dict(arm='rl:mix', harness='mini', versus='sft', decoding='T=1', value=-.0004, low=-.001, high=0., n=36, tasks=36)
+    res = dict(arms={a: dict(harnesses={'mini': low}) for a in ('sft', 'rl:mix')}, gains=[g])
+    assert P.verdicts(res)[0]['judge'] == 'floor' and 'neither side solves' in P.verdicts(res)[0]['text']
+    res['arms']['rl:mix']['harnesses']['mini'] = dict(low, mean_score=.1)
+    assert P.verdicts(res)[0]['judge'] == 'open'
 
 def test_three_tasks_that_agree_are_no_verdict():
     g = dict(result()['gains'][0], low=1., value=1., high=1., n=12, tasks=3)

@@ -68,7 +68,8 @@ def failed(result: Message | None) -> bool:
 
 def malformed(call: Call) -> int:
     "Number of tool calls in a reply that could not be parsed."
-    left = call.response.content.count('<tool_call>') if call.response else 0
+    if call.response is None: return 0
+    left = call.response.content.count('<tool_call>')
     return max(left, int(call.used.get('malformed', 0))) + sum(not isinstance(t.arguments, dict) for t in call.response.tool_calls)
 
 # %% ../../nbs/41_study.behavior.ipynb #2ec291b0
@@ -106,7 +107,7 @@ def kinds(call: ToolCall) -> list[str]:
 
 # %% ../../nbs/41_study.behavior.ipynb #230587ec
 def behavior(rollout: Rollout, *, passing: float = PASS) -> dict:
-    "Counts of one rollout: calls, tool_calls, malformed, unknown_tool, failed, reacted, recovered, verified, shell, dedicated, tokens, success."
+    "Counts of one rollout: calls, tool_calls, malformed, unknown_tool, failed, reacted, recovered, verified, looked_first, shell, tokens, success; None where the question doesn't arise."
     cs, ss = own_calls(rollout), steps(rollout)
     sig = [(s.call.name, json.dumps(s.call.arguments, sort_keys=True, default=str)) for s in ss]
     fails = [i for i, s in enumerate(ss) if failed(s.result)]

@@ -85,15 +85,17 @@ def paired_gain(after: Mapping[str, Sequence[float]], before: Mapping[str, Seque
 def hierarchical(by_seed: Mapping[int, Mapping[str, Sequence[float]]], # scores (or gains) per seed and task
                  *, n_boot: int = 10_000, level: float = 0.95, seed: int = 0
                 ) -> Estimate:
-    "Mean over seeds of the mean over tasks; the interval resamples seeds, then tasks within each drawn seed."
-    ms = [np.array([np.mean(v) for _, v in sorted(s.items()) if len(v)], np.float64) for _, s in sorted(by_seed.items())]
-    if not ms or any(len(m) == 0 for m in ms): raise DataError('a seed without scores')
-    rng, S = np.random.default_rng(seed), len(ms)
-    boots_SB = np.stack([_resample(m, n_boot*S, rng).reshape(S, n_boot) for m in ms])  # seed, slot, draw
-    pick = rng.integers(0, S, (S, n_boot))                                           # which seed fills a slot
-    b = np.take_along_axis(boots_SB, pick[None], 0)[0].mean(0)
-    n, tasks = sum(len(v) for s in by_seed.values() for v in s.values()), len({t for s in by_seed.values() for t in s})
-    return Estimate(float(np.mean([m.mean() for m in ms])), *_interval(b, level), n, tasks, 'seeds and tasks', level)
+    "Mean over seeds of the mean over tasks; the interval resamples seeds, and tasks together for all seeds. One seed: tasks only."
+    tasks = sorted({t for s in by_seed.values() for t, v in s.items() if len(v)})
+    x_SK = np.array([[np.mean(s[t]) if len(s.get(t, ())) else np.nan for t in tasks] for _, s in sorted(by_seed.items())], np.float64)
+    if not len(x_SK) or np.isnan(x_SK).all(1).any(): raise DataError('a seed without scores')
+    rng, (S, K), there = np.random.default_rng(seed), x_SK.shape, ~np.isnan(x_SK)
+    times_KB = rng.multinomial(K, np.full(K, 1/K), n_boot).T                # how often a draw has a task
+    with np.errstate(invalid='ignore'): m_SB = (np.where(there, x_SK, 0) @ times_KB)/(there @ times_KB)
+    b_SB = np.take_along_axis(m_SB, rng.integers(0, S, (S, n_boot)), 0)     # which seed fills a slot
+    b = b_SB.mean(0); b = b[~np.isnan(b)]                                   # NaN: a draw without any task of a seed
+    n = sum(len(v) for s in by_seed.values() for v in s.values())
+    return Estimate(float(np.nanmean(x_SK, 1).mean()), *_interval(b, level), n, K, 'seeds and tasks' if S > 1 else 'tasks', level)
 
 # %% ../../nbs/40_study.metrics.ipynb #a7d1eedd
 def cell(rollouts: Iterable[Rollout], *, passing: float = PASS, n_boot: int = 10_000) -> dict:

@@ -11,12 +11,14 @@ from typing import Any, Mapping, Sequence
 from .behavior import METRICS
 
 # %% auto #0
-__all__ = ['MIN_TASKS', 'CSS', 'judge', 'verdicts', 'headline', 'curve_figure', 'table_figure', 'stage_figure', 'html_table',
-           'cells_html', 'gains_html', 'behavior_html', 'pairs_html', 'exact_html', 'render', 'clean', 'write_report']
+__all__ = ['FLOOR', 'MIN_TASKS', 'CSS', 'judge', 'verdicts', 'headline', 'curve_figure', 'table_figure', 'stage_figure',
+           'html_table', 'cells_html', 'gains_html', 'behavior_html', 'pairs_html', 'exact_html', 'render', 'clean',
+           'write_report']
 
 # %% ../../nbs/42_study.report.ipynb #efe3f362
 def _say(g: Mapping) -> str: return f"{g['value']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}], n = {g['n']}"
 
+FLOOR = .02      # mean scores below this: nothing is solved, so nothing can be compared
 MIN_TASKS = 10  # a bootstrap over fewer says nothing: three tasks that agree give an interval of no width
 
 def judge(gain: Mapping, # with value, low, high, tasks
@@ -26,12 +28,18 @@ def judge(gain: Mapping, # with value, low, high, tasks
     if gain.get('tasks', gain['n']) < MIN_TASKS: return 'few'
     return 'better' if gain['low'] > 0 else 'worse' if gain['high'] < 0 else 'open'
 
-_WORDS = dict(better='improved by {}', worse='got worse by {}', open='shows no difference that the interval could confirm: {}', missing='was not measured', few='was measured on too few tasks for a verdict: {}')
+_WORDS = dict(better='improved by {}', worse='got worse by {}', open='shows no difference that the interval could confirm: {}', missing='was not measured', few='was measured on too few tasks for a verdict: {}',
+              floor='cannot be compared, since neither side solves anything there: {}')
+
+def _judge(g, res):
+    "`judge`, or `floor` where both sides score next to nothing: an interval around 0 is no evidence of equality there."
+    level = [res.get('arms', {}).get(a, {}).get('harnesses', {}).get(g['harness'], {}).get('mean_score') for a in (g['arm'], g['versus'])]
+    return 'floor' if judge(g) == 'open' and all(x is not None and x < FLOOR for x in level) else judge(g)
 
 def verdicts(res: Mapping) -> list[dict]:
     "Claims with `kind, judge, text`, computed from the paired gains at T=1; nothing is claimed without an interval."
     out, T1 = [], [g for g in res.get('gains', []) if g.get('decoding', 'T=1') == 'T=1']
-    def add(kind, g, who): out.append(dict(kind=kind, judge=(j := judge(g)), arm=g['arm'], harness=g['harness'], text=f'{who} {_WORDS[j].format(_say(g)) if j != "missing" else _WORDS[j]}'))
+    def add(kind, g, who): out.append(dict(kind=kind, judge=(j := _judge(g, res)), arm=g['arm'], harness=g['harness'], text=f'{who} {_WORDS[j].format(_say(g)) if j != "missing" else _WORDS[j]}'))
     for g in T1:
         arm, h = g['arm'], g['harness']
         if g['versus'] != 'sft': add('mix', g, f'{arm} against {g["versus"]} in {h}' ) ; continue
@@ -47,10 +55,10 @@ def _trained(arm, res):
 # %% ../../nbs/42_study.report.ipynb #565b5bc8
 def headline(res: Mapping) -> str:
     "One honest sentence on the study's main question: does RL improve the policy in the harness it is trained in?"
-    own = [v for v in verdicts(res) if v['kind'] == 'own' and v['judge'] not in ('missing', 'few')]
+    own = [v for v in verdicts(res) if v['kind'] == 'own' and v['judge'] not in ('missing', 'few', 'floor')]
     if not own: return 'No gain was measured on enough tasks: there is nothing to conclude.'
     n = {j: sum(v['judge'] == j for v in own) for j in ('better', 'worse', 'open')}
-    s = f"RL raised the score in {n['better']} of {len(own)} (arm, training harness) pairs by an interval that excludes 0"
+    s = f"RL raised the score in {n['better']} of {len(own)} (arm, training harness) pairs, with an interval that excludes 0"
     s += ''.join([f"; it lowered it in {n['worse']}" if n['worse'] else '', f"; in {n['open']} no difference can be shown" if n['open'] else '']) + '.'
     seeds = len(res.get('seeds', [0]))
     return s + (' One training seed: this is about these checkpoints, not about the methods.' if seeds == 1 else f' {seeds} training seeds; intervals resample seeds and tasks.')
@@ -213,21 +221,21 @@ def _figures(res):
                  ('Leaves per rollout: lineage (solid) and token leaves (dotted). One leaf is one unbroken context.', C([('leaves', '', '-'), ('token_leaves', 'tokens', ':')], 'leaves per rollout', 'leaves')),
                  ('Prefix sharing: tokens to compute, relative to every call on its own; tree of one rollout (solid), forest of the step (dotted).', C([('tree_tokens', 'tree', '-'), ('forest_tokens', 'forest', ':')], 'share of flat tokens', 'sharing', per='flat_tokens')),
                  ('Tokens per step: delivered to the harness (dotted) and trained (solid).', C([('trained_tokens', 'trained', '-'), ('delivered_tokens', 'delivered', ':')], 'tokens', 'tokens')),
-                 ('Groups with signal: the others all succeeded or all failed and are skipped.', C([('groups_with_signal', '', '-')], 'share of groups', 'groups', per='groups'))]
+                 ('Groups with signal: in the others all rollouts scored the same, so they are skipped.', C([('groups_with_signal', '', '-')], 'share of groups', 'groups', per='groups'))]
     if res.get('stages'): figs.append(('Time per stage.', stage_figure(res)))
     return '<div class="figs">' + ''.join(f'<figure><figcaption>{escape(t)}</figcaption>{s}</figure>' for t, s in figs) + '</div>'
 
 # %% ../../nbs/42_study.report.ipynb #53a3318a
 def render(res: Mapping) -> str:
     "The whole page of one study as a self-contained HTML document."
-    mark = dict(better='▲', worse='▼', open='○', missing='–', few='–')
+    mark = dict(better='▲', worse='▼', open='○', missing='–', few='–', floor='–')
     vs = ''.join(f"<li><span class='{v['judge']}'>{mark[v['judge']]}</span> {escape(v['text'])}</li>" for v in verdicts(res))
     n = res.get('rollouts', {})
     body = [f"<h1>{escape(res['study'])}</h1><p>{escape(res.get('question', ''))}</p><p><small>run {escape(res['run'])} · {n.get('training', '–')} training and {n.get('evaluation', '–')} evaluation rollouts</small></p>"]
     if res.get('planted'): body.append('<p class="stamp">Planted numbers: an example of the page, not a result.</p>')
     notes = ''.join(f'<p class="warn">{escape(w)}</p>' for w in res.get('warnings', []))
-    body.append(f'<section class="verdict"><p>{escape(headline(res))}</p><ul>{vs}</ul>{notes}<p><small>▲ interval above 0 · ▼ below 0 · ○ contains 0: no difference shown, which is not the same as none. Intervals of gains are paired by task.</small></p></section>')
-    parts = [('Arms and harnesses', cells_html(res) + '<p><small>Mean score with its 95% bootstrap interval, resampling tasks; n = valid trials; pass = score of at least 0.75.</small></p>'),
+    body.append(f'<section class="verdict"><p>{escape(headline(res))}</p><ul>{vs}</ul>{notes}<p><small>▲ interval above 0 · ▼ below 0 · ○ contains 0: no difference shown, which is not the same as none. Intervals of gains are paired by task; each stands alone, so of twenty gains that are none one is expected to be marked.</small></p></section>')
+    parts = [('Arms and harnesses', cells_html(res) + '<p><small>Mean score with its 95% bootstrap interval, resampling tasks; n = valid trials; pass = score of at least 0.75. An interval of no width means that all tasks agreed, not that the score is certain.</small></p>'),
              ('Figures', _figures(res)), ('Paired gains', gains_html(res)), ('Behaviour', behavior_html(res)), ('Exactness', exact_html(res))]
     body += [f'<h2>{t}</h2>{h}' for t, h in parts]
     for t, d in (('Programs', res.get('versions')), ('Configuration', res.get('config')), ('Machine', res.get('machine')), ('Checks before the run', res.get('checks'))):

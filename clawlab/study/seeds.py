@@ -12,7 +12,7 @@ from ..records import InputError
 from .metrics import bootstrap, hierarchical, task_gains
 
 # %% auto #0
-__all__ = ['finished_runs', 'comparable', 'pool_runs', 'markdown']
+__all__ = ['finished_runs', 'comparable', 'notes', 'pool_runs', 'markdown']
 
 # %% ../../nbs/45_study.seeds.ipynb #4d8fe710
 def finished_runs(folder: str | Path, names: Sequence[str] | None = None) -> list[tuple[Path, dict, dict]]:
@@ -23,33 +23,42 @@ def finished_runs(folder: str | Path, names: Sequence[str] | None = None) -> lis
     return sorted(((d, json.loads((d/'results.json').read_text()), json.loads((d/'scores.json').read_text())) for d in ds), key=lambda x: x[1]['config'].get('seed', 0))
 
 def comparable(runs: list[tuple[Path, dict, dict]]) -> list[tuple[Path, dict, dict]]:
-    "The largest set of runs that differ only in their seed; two runs of one seed are refused."
+    "The largest set of runs that differ only in their seed; two runs of one seed, or two sets of that size, are refused."
     groups = defaultdict(list)
-    for r in runs: groups[json.dumps([{k: v for k, v in r[1]['config'].items() if k != 'seed'}, r[1].get('checks', {}).get('suite')], sort_keys=True)].append(r)
+    for r in runs: groups[json.dumps([{k: v for k, v in r[1]['config'].items() if k != 'seed'}, r[1].get('checks', {}).get('suite'), r[1].get('versions')], sort_keys=True)].append(r)
     best = max(groups.values(), key=len); seeds = [r[1]['config'].get('seed', 0) for r in best]
     if len(set(seeds)) < len(seeds): raise InputError(f'two runs with the same seed and settings ({sorted(seeds)}): name the runs to pool with --run')
+    if sum(len(g) == len(best) for g in groups.values()) > 1: raise InputError(f'{len(groups)} runs or sets of runs that cannot be pooled: name the runs with --run')
     return best
+
+def notes(runs: list[tuple[Path, dict, dict]], left_out: int) -> list[str]:
+    "What a reader of the pooled table should know."
+    code = {(d/'code').read_text() if (d/'code').is_file() else '' for d, _, _ in runs}
+    return [x for x in (len(runs) < 3 and f'{len(runs)} training seed{"s"*(len(runs) > 1)}: about these checkpoints, not about the methods; a claim about a method needs three.',
+                        len(code) > 1 and 'The seeds were run with different library code.', left_out and f'{left_out} finished runs with other settings, tasks or programs were left out.',
+                        *(f'{d.name}: {w}' for d, r, _ in runs for w in r.get('warnings', []))) if x]
 
 # %% ../../nbs/45_study.seeds.ipynb #449f2e5b
 def pool_runs(folder: str | Path, names: Sequence[str] | None = None) -> dict:
-    "Gains of every arm over `sft` per seed and pooled: `rows` with `arm, harness, decoding, per_seed, pooled`, and the start's level."
-    runs = comparable(finished_runs(folder, names)); seeds, rows = [r[1]['config'].get('seed', 0) for r in runs], []
-    keys = {(a, k) for _, _, s in runs for a, d in s.items() for k in d}
-    for arm, key in sorted(keys):
+    "Gains per seed and pooled, of every arm over `sft` and of `rl:mix` over each single arm: `rows` with `arm, versus, harness, decoding, level, per_seed, pooled`; `notes`."
+    found = finished_runs(folder, names); runs = comparable(found)
+    seeds, rows = [r[1]['config'].get('seed', 0) for r in runs], []
+    for arm, key in sorted({(a, k) for _, _, s in runs for a, d in s.items() for k in d}):
         h, decoding = key.split('|'); have = [(sd, s) for sd, (_, _, s) in zip(seeds, runs) if key in s.get(arm, {})]
-        level = {sd: bootstrap(s[arm][key]) for sd, s in have}
-        row = dict(arm=arm, harness=h, decoding=decoding, level={sd: e.json() for sd, e in level.items()}, per_seed={}, pooled=None)
-        gains = {sd: task_gains(s[arm][key], s['sft'][key]) for sd, s in have if arm != 'sft' and key in s.get('sft', {})}
-        if gains: row.update(per_seed={sd: bootstrap(g).json() for sd, g in gains.items()}, pooled=hierarchical(gains).json())
-        rows.append(row)
-    return dict(study=Path(folder).name, runs=[d.name for d, _, _ in runs], seeds=seeds, rows=rows)
+        level = {sd: bootstrap(s[arm][key]).json() for sd, s in have}
+        for versus in ['sft', *[f'rl:{h}']*(arm == 'rl:mix')]:
+            gains = {sd: g for sd, s in have if arm != versus and key in s.get(versus, {}) and (g := task_gains(s[arm][key], s[versus][key]))}
+            if versus != 'sft' and not gains: continue
+            rows.append(dict(arm=arm, versus=versus if gains else '', harness=h, decoding=decoding, level=level, per_seed={sd: bootstrap(g).json() for sd, g in gains.items()}, pooled=hierarchical(gains).json() if gains else None))
+    return dict(study=Path(folder).name, runs=[d.name for d, _, _ in runs], seeds=seeds, rows=rows, notes=notes(runs, len(found) - len(runs)))
 
 def markdown(pooled: dict) -> str:
-    "The table of the lab log: scores per seed, gains per seed, pooled gain with its interval."
+    "The table of the lab log: scores per seed, gains per seed, pooled gain with its interval, and what to know about it."
     f = lambda v, s='+.3f': f'{v:{s}}'
-    out = [f"{pooled['study']}: seeds {pooled['seeds']}, runs {', '.join(pooled['runs'])}", '', '| arm | harness | decoding | score per seed | gain over sft per seed | pooled gain [95%, seeds and tasks] |', '|---|---|---|---|---|---|']
+    what = 'seeds and tasks' if len(pooled['seeds']) > 1 else 'tasks'
+    out = [f"{pooled['study']}: seeds {pooled['seeds']}, runs {', '.join(pooled['runs'])}", '', f'| arm | harness | decoding | score per seed | gain over | gain per seed | mean gain [95%, {what}] |', '|---|---|---|---|---|---|---|']
     for r in pooled['rows']:
         p = r['pooled']
-        out.append(f"| {r['arm']} | {r['harness']} | {r['decoding']} | {', '.join(f(e['value'], '.3f') for e in r['level'].values())} | {', '.join(f(e['value']) for e in r['per_seed'].values()) or '–'} | "
+        out.append(f"| {r['arm']} | {r['harness']} | {r['decoding']} | {', '.join(f(e['value'], '.3f') for e in r['level'].values())} | {r['versus'] or '–'} | {', '.join(f(e['value']) for e in r['per_seed'].values()) or '–'} | "
                    + (f"{f(p['value'])} [{f(p['low'])}, {f(p['high'])}]" if p else '–') + ' |')
-    return '\n'.join(out)
+    return '\n'.join([*out, *([''] if pooled['notes'] else []), *pooled['notes']])

@@ -28,8 +28,8 @@ from .run import Run
 # %% auto #0
 __all__ = ['tree_memory_mb', 'MemoryWatch', 'Lab', 'preflight', 'programs', 'suite_digest', 'teach', 'words', 'arm_mix',
            'load_model', 'renamer', 'trapezoid', 'cold_start', 'train_arm', 'note', 'notes', 'exact', 'exact_all',
-           'logprob_gap', 'sharing', 'delivered_tokens', 'curve', 'Cell', 'plan', 'evaluate', 'gains', 'machine',
-           'check_all', 'assemble']
+           'logprob_gap', 'sharing', 'delivered_tokens', 'curve', 'Cell', 'plan', 'evaluate', 'gains', 'dropped',
+           'machine', 'check_all', 'assemble']
 
 # %% ../../nbs/44_study.stages.ipynb #fdf6233e
 def tree_memory_mb(root: int) -> int:
@@ -71,6 +71,7 @@ class Lab:
     store: Store = field(init=False)
 
     def __post_init__(self):
+        if self.concurrency < 1 or self.max_tokens < 1 or not self.seconds > 0: raise InputError('concurrency, max_tokens and seconds must be positive')
         self.backend, self.store = self.backend or setting('sandbox', 'backend'), Store.open(str(self.run.path/'calls.db'))
         self.memory = MemoryWatch(self.run.path/'memory')
     def close(self):
@@ -170,7 +171,7 @@ async def cold_start(lab: Lab, policy: Path, demos: list[Rollout], *, classes: S
     return dict(checkpoint=f'sft/step_{steps:04d}', card=data.card, rows=[{k: r[k] for k in ('step', 'nll')} for r in Log(folder/'log.jsonl').rows()])
 
 # %% ../../nbs/44_study.stages.ipynb #7f80c439
-async def train_arm(lab: Lab, arm: str, start: Path, train_harnesses: Sequence[str], *, steps: int, groups: int, group_size: int, lr: float, pass_rates: Sequence[float] = (), **options) -> dict:
+async def train_arm(lab: Lab, arm: str, start: Path, train_harnesses: Sequence[str], *, steps: int, groups: int, group_size: int, lr: float, **options) -> dict:
     "One RL arm from the checkpoint `start`: plays, trains, checks every rollout; gives the checkpoint and the curve."
     from clawlab.capture.engines.torch import TorchEngine
     from clawlab.learn.data import TaskSampler
@@ -187,7 +188,7 @@ async def train_arm(lab: Lab, arm: str, start: Path, train_harnesses: Sequence[s
                 rs = await lab.play(p, jobs)
                 note(folder/'exact.jsonl', step, await asyncio.to_thread(logprob_gap, trainer, rs))
                 return rs
-            await rl(trainer, engine, collect, steps, folder, reward_shuffle=shuffled, pass_rates=pass_rates or None, n=group_size, say=lab.run.log)
+            await rl(trainer, engine, collect, steps, folder, reward_shuffle=shuffled, say=lab.run.log)
     finally: await engine.close()
     return dict(checkpoint=f'{folder.name}/step_{steps:04d}', curve=curve(lab, arm, steps, Log(folder/'log.jsonl').rows(), notes(folder/'exact.jsonl')))
 
@@ -235,7 +236,7 @@ def logprob_gap(trainer, rollouts: Iterable[Rollout]) -> dict:
     trees = [build_tree(r.calls) for r in rollouts if r.calls]
     mini = make_mini(trees, trainer.token_budget)
     if not len(mini.coef_E): return dict(max=None, p95=None, n=0, rollouts=len(trees))
-    d = np.abs(trainer.score(mini).astype(np.float64) - mini.behav_E)
+    d = np.nan_to_num(np.abs(trainer.score(mini).astype(np.float64) - mini.behav_E), nan=1e9, posinf=1e9)  # no number is no agreement, and JSON would lose it
     return dict(max=float(d.max()), p95=float(np.quantile(d, .95)), n=len(d), rollouts=len(trees))
 
 # %% ../../nbs/44_study.stages.ipynb #cecc81f2
@@ -262,7 +263,7 @@ def curve(lab: Lab, arm: str, steps: int, rows: list[dict], gaps: Mapping[int, d
     out = []
     for s, row in enumerate(sorted(rows, key=lambda x: x['step'])[:steps]):
         rs = [r for r in of[s] if r.reward is not None]; share = sharing(rs)
-        out.append(dict(step=s, reward=row['reward'], reward_by_harness=row['reward_by_harness'], rollouts=len(rs), missing=row['rollouts'] - len(rs), outcomes=row['outcomes'],
+        out.append(dict(step=s, reward=row['reward'], reward_by_harness=row['reward_by_harness'], rollouts=len(rs), missing=row['rollouts'] - len(rs), dropped_by_harness=row['dropped_by_harness'], outcomes=row['outcomes'],
                         tokens=share['flat_tokens'], sampled_tokens=row['sampled'], delivered_tokens=delivered_tokens(rs), trained_tokens=row['trained'], shared_tokens=row['shared'],
                         leaves=row['lineage_leaves'], token_leaves=row['token_leaves'], segments=row['segments'], **share, groups=row['groups'], groups_with_signal=row['groups_signal'],
                         kl=row.get('kl'), entropy=row.get('entropy'), clip_fraction=row.get('clip_fraction'), grad_norm=row.get('grad_norm'), logprob_gap=gaps.get(s, {}).get('max'),
@@ -328,7 +329,13 @@ def gains(evals: Mapping[str, Mapping[str, dict]], # arm -> 'harness|decoding' -
         out.append(dict(arm=a, versus=b, harness=h, decoding=decoding, **e.json()))
     return out
 
-# %% ../../nbs/44_study.stages.ipynb #a1a847f2
+# %% ../../nbs/44_study.stages.ipynb #5ac3da6b
+def dropped(curves: Mapping[str, list[dict]], most: float = .05) -> list[str]:
+    "One warning per arm and harness of which more than `most` of the training rollouts were left out, over all steps."
+    share = {(a, h): float(np.mean([e['dropped_by_harness'].get(h, 0.) for e in c if h in e.get('dropped_by_harness', {})])) for a, c in curves.items() for h in sorted({h for e in c for h in e.get('dropped_by_harness', {})})}
+    return [f'{a}: {v:.0%} of the training rollouts in {h} were left out' for (a, h), v in share.items() if v > most]
+
+# %% ../../nbs/44_study.stages.ipynb #3831d49b
 def machine(lab: Lab) -> dict:
     "What the study ran on, and the peak of resident memory over all its processes (an upper bound)."
     lab.memory.look()
@@ -352,7 +359,7 @@ def assemble(lab: Lab, *, study: str, question: str, seed: int, config: dict, pr
     arms['sft']['sft'] = dict(rows=sft['rows'][::max(1, len(sft['rows'])//60)], card=sft['card'])
     split = lambda s: sum(r.split == s for r in lab.store.rollouts())
     (lab.run.path/'scores.json').write_text(json.dumps({a: {k: e['scores'] for k, e in d.items()} for a, d in evals.items()}))
-    warnings = lab.run.warnings + [f"{a} in {h}: {c['warning']}" for a, d in arms.items() for h, c in d['harnesses'].items() if c.get('warning')]
+    warnings = lab.run.warnings + dropped(curves) + [f"{a} in {h}: {c['warning']}" for a, d in arms.items() for h, c in d['harnesses'].items() if c.get('warning')]
     return dict(study=study, run=lab.run.path.name, question=question, seeds=[seed], config=config, machine=machine(lab), **pre, train_harnesses=list(train_harnesses), arms=arms, gains=gains(evals, train_harnesses),
                 behavior={a: {k.split('|')[0]: e['behavior'] for k, e in d.items() if k.endswith('T=1')} for a, d in evals.items()}, exactness=exactness,
                 stages=lab.run.stages, rollouts=dict(training=split('train'), evaluation=split('test')), warnings=warnings)
