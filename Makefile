@@ -48,8 +48,9 @@ study: harnesses
 
 # The table of experiments/LOG.md: three seeds, every cell in full, shuffled-reward controls, no time limit.
 study-full: harnesses
-	@for s in 0 1 2; do $(BIN)/clawlab study single_vs_mix -p seed $$s -p evaluation full -p arms $(ARMS) || exit 1; done
-	@$(BIN)/clawlab table single_vs_mix
+	@runs=""; for s in 0 1 2; do out=$$($(BIN)/clawlab study single_vs_mix -p seed $$s -p evaluation full -p arms $(ARMS)) || exit 1; \
+	 runs="$$runs --run $$(tail -n1 <<<"$$out" | $(BIN)/python -c 'import json, sys; print(json.load(sys.stdin)["run"])')"; done; \
+	 $(BIN)/clawlab table single_vs_mix $$runs
 
 test: harnesses
 	@$(BIN)/python -m pytest tests --cov=clawlab --cov-report=term:skip-covered

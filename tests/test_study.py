@@ -140,6 +140,7 @@ def test_a_floor_is_no_verdict():
     g = dict(arm='rl:mix', harness='mini', versus='sft', decoding='T=1', value=-.0004, low=-.001, high=0., n=36, tasks=36)
     res = dict(arms={a: dict(harnesses={'mini': low}) for a in ('sft', 'rl:mix')}, gains=[g])
     assert P.verdicts(res)[0]['judge'] == 'floor' and 'neither side solves' in P.verdicts(res)[0]['text']
+    assert '0 of 1 (arm, training harness) pairs' in P.headline(dict(res, train_harnesses=['mini'])) and 'neither side' in P.headline(dict(res, train_harnesses=['mini']))
     res['arms']['rl:mix']['harnesses']['mini'] = dict(low, mean_score=.1)
     assert P.verdicts(res)[0]['judge'] == 'open'
 

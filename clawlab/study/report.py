@@ -55,11 +55,11 @@ def _trained(arm, res):
 # %% ../../nbs/42_study.report.ipynb #565b5bc8
 def headline(res: Mapping) -> str:
     "One honest sentence on the study's main question: does RL improve the policy in the harness it is trained in?"
-    own = [v for v in verdicts(res) if v['kind'] == 'own' and v['judge'] not in ('missing', 'few', 'floor')]
+    own = [v for v in verdicts(res) if v['kind'] == 'own' and v['judge'] not in ('missing', 'few')]
     if not own: return 'No gain was measured on enough tasks: there is nothing to conclude.'
-    n = {j: sum(v['judge'] == j for v in own) for j in ('better', 'worse', 'open')}
+    n = {j: sum(v['judge'] == j for v in own) for j in ('better', 'worse', 'open', 'floor')}
     s = f"RL raised the score in {n['better']} of {len(own)} (arm, training harness) pairs, with an interval that excludes 0"
-    s += ''.join([f"; it lowered it in {n['worse']}" if n['worse'] else '', f"; in {n['open']} no difference can be shown" if n['open'] else '']) + '.'
+    s += ''.join([f"; it lowered it in {n['worse']}" if n['worse'] else '', f"; in {n['open']} no difference can be shown" if n['open'] else '', f"; in {n['floor']} neither side solves anything" if n['floor'] else '']) + '.'
     seeds = len(res.get('seeds', [0]))
     return s + (' One training seed: this is about these checkpoints, not about the methods.' if seeds == 1 else f' {seeds} training seeds; intervals resample seeds and tasks.')
 
