@@ -115,6 +115,20 @@ async def test_a_daemon_of_the_agent_is_gone_before_the_verifier_arrives():
     s = await grade(task(says(body), expect={'x': 'SECRET_EXPECT'}), left, backend='bwrap')
     assert s.score == 1 and s.detail['alive'] == []
 
+@pytest.mark.parametrize('left', [b'red\n'*(50 << 20), 'é '.encode()*(20 << 20), b'\xff'*(200 << 20)], ids=['words', 'wide', 'noise'])
+async def test_a_workspace_cannot_break_its_own_grading_by_size(left):
+    "No reward would be a failure that leaves no trace."
+    t = next(t for t in load_suite('nano').values() if t.family == 'append')
+    name = next(p for p in t.files if t.expect['goal'][p] != t.files[p])
+    s = await grade(t, {**t.files, name: left}, backend='bwrap')
+    assert s.score == 0 and s.detail['left_out'] == 1, s
+
+async def test_a_large_file_is_there_and_wrong():
+    t = next(t for t in load_suite('nano').values() if t.family == 'delete')
+    gone = next(p for p in t.files if p not in t.expect['goal'])
+    big, done = b'x'*(20 << 20), {p: c for p, c in t.files.items() if p != gone}
+    assert [(await grade(t, f, backend='bwrap')).score for f in (done, {**done, gone: big}, {**done, 'x'*200 + '/y'*500: b''})] == [1, 0, 1]
+
 async def test_a_lost_sandbox_is_tried_once_more(monkeypatch):
     from clawlab.records import SandboxError
     tries = []

@@ -106,7 +106,8 @@ def toml(tmp_path, text, **changes):
     (d/'harness.toml').write_text((base if not changes.get('bare') else '') + text)
     return d
 
-@pytest.mark.parametrize('text, says', [('envv = {}', 'envv'), ('env = {A = "{apikey}"}', 'apikey'), ('[expect]\nroots = "many"', 'expect.roots'), ('[', 'harness.toml')])
+@pytest.mark.parametrize('text, says', [('envv = {}', 'envv'), ('env = {A = "{apikey}"}', 'apikey'), ('[expect]\nroots = "many"', 'expect.roots'), ('[', 'harness.toml'),
+    ('[truncated]\nstdout = "("', 'regular expression'), ('[wire]\ntool = []', "'tool'"), ('[wire]\ntools = 5', "'tools'"), ('[wire]\ntools = "bash"', "'tools'")])
 def test_bad_harness_files_are_one_clear_line(tmp_path, text, says):
     with pytest.raises(InputError) as e: read_spec(toml(tmp_path, text))
     assert says in str(e.value) and '\n' not in str(e.value)

@@ -322,6 +322,27 @@ async def test_bad_json_is_400_never_500(tmp_path, path):
         assert T.decode(lab.calls[0].prompt_ids).count('<|im_start|>') == 3 and (lab.calls[0].prompt_ids == T.special['<|im_start|>']).sum() == 2
 
 @BOTH
+@pytest.mark.parametrize('depth', [90, 150, 300, 450, 600, 900, 990, 5000])
+async def test_nested_values_are_400_never_500(tmp_path, path, depth):
+    deep = '{"a":' + '['*depth + ']'*depth + '}'
+    call = {CHAT: '{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"sh","arguments":%s}}]},{"role":"tool","tool_call_id":"c","content":"x"}' % json.dumps(deep),
+            ANTH: '{"role":"assistant","content":[{"type":"tool_use","id":"c","name":"sh","input":%s}]},{"role":"user","content":"x"}' % deep}[path]
+    bodies = ['{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"Go."},%s]}' % call] + [
+        '{"model":"m","max_tokens":9,%s:%s,"zz":"\\ud800","messages":[{"role":"user","content":"Go."}]}' % (k, deep) for k in ('"temperature"', '"zy"')]
+    async with Lab(tmp_path, ScriptEngine(['x']*3)) as lab:
+        for i, b in enumerate(bodies):
+            async with lab.post(path, data=b.encode()) as r: status, body = r.status, await r.json()
+            assert status == (200 if depth <= 150 or path == CHAT and not i else 400) and (status == 200 or error_of(path, body)), (status, body)
+
+async def test_a_nested_reply_is_a_malformed_call(tmp_path):
+    text = '<tool_call>{"name": "sh", "arguments": {"a": %s}}</tool_call>' % ('['*600 + ']'*600)
+    async with Lab(tmp_path, ScriptEngine([text, 'x'])) as lab:
+        status, body = await lab.ask(CHAT, user())
+        assert status == 200 and lab.calls[0].used['malformed'] == 1
+        assert (await lab.ask(CHAT, [*user(), body['choices'][0]['message'], *user('On.')]))[0] == 200
+        assert lab.calls[1].anchor_id == lab.calls[0].call_id
+
+@BOTH
 async def test_engine_failure_before_headers_is_a_5xx(tmp_path, path):
     async with Lab(tmp_path, ScriptEngine([dict(error='the GPU is gone')]*2 + ['ok'])) as lab:
         for stream in (False, True):

@@ -161,6 +161,7 @@ async def test_the_key_is_in_no_record(lab):
 async def test_task_limits_only_tighten(lab):
     t = replace(TASKS['test-copy-1-0'], limits={'seconds': 5, 'memory_mb': 10**6})
     assert rollouts._limits(LIMITS, t) == replace(LIMITS, seconds=5)
+    assert rollouts._limits(replace(LIMITS, memory_mb=None), t).memory_mb == 10**6
 
 async def test_bad_input_is_one_line_before_anything_starts(lab, monkeypatch):
     def load(name):

@@ -283,6 +283,27 @@ async def test_S_the_agent_kills_its_harness(attack):
     assert r.code is None and r.killed == 'inside' and r.seconds < 15, r
 
 @needs_bwrap
+@pytest.mark.parametrize('attack', ['os.kill(tid, 9)', 'os.kill(tid, 15)', 'ctypes.CDLL(None).syscall(129, tid, 9, struct.pack("iii116x", 0, 9, -1))'])
+async def test_S_the_agent_kills_a_thread_of_its_harness(attack):
+    "kill(2) takes the id of any thread; its whole process dies."
+    child = f'import ctypes, os, struct; tid = max(map(int, os.listdir(f"/proc/{{os.getppid()}}/task"))); assert tid != os.getppid(); {attack}'
+    async with box() as s: r = await s.exec(py(f'import subprocess, sys, threading, time; threading.Thread(target=time.sleep, args=(20,)).start(); subprocess.run([sys.executable, "-c", {child!r}])'))
+    assert r.code is None and r.killed == 'inside' and r.seconds < 15, r
+
+@needs_bwrap
+async def test_S_a_thread_of_another_process_is_not_the_harness():
+    code = '''
+import os, subprocess, sys, time
+p = subprocess.Popen([sys.executable, '-c', 'import threading, time; threading.Thread(target=time.sleep, args=(20,)).start(); print(flush=True)'], stdout=-1)
+p.stdout.readline(); os.kill(max(map(int, os.listdir(f'/proc/{p.pid}/task'))), 9); p.wait(); open('ready', 'w'); time.sleep(60)'''
+    def harness(p): return Path(f'/proc/{p}/status').read_text().split('NSpid:')[1].splitlines()[0].split()[-1] == '2'
+    async with box() as s:
+        t = asyncio.create_task(s.exec(py(code), timeout=30))
+        await until(lambda: 'ready' in os.listdir(f'/proc/self/fd/{s.root}/workspace'))
+        os.kill(next(filter(harness, of_uid(s.uid))), 9)
+        assert (await t).killed == 'outside'
+
+@needs_bwrap
 async def test_S_a_harness_that_kills_its_own_child_is_not_killed():
     code = '''
 import os, signal, subprocess
@@ -443,6 +464,10 @@ async def test_S_an_ordinary_user_is_refused(monkeypatch):
     why = await probe('bwrap')
     assert 'root' in why and 'process' in why and '\n' not in why
     with pytest.raises(InputError): await make_sandbox('bwrap').start()
+
+@pytest.mark.parametrize('kw', [dict(seconds=0), dict(seconds=-1), dict(memory_mb=-1), dict(disk_mb=0), dict(disk_mb=64.), dict(pids=0), dict(cpus=float('inf')), dict(cpus=float('nan'))])
+def test_S_a_limit_is_none_or_positive(kw):
+    with pytest.raises(InputError, match=next(iter(kw))): Limits(**kw)
 
 async def test_S_bad_input():
     with pytest.raises(InputError, match='unknown sandbox backend'): make_sandbox('docker')

@@ -83,6 +83,9 @@ def suite(tmp_path, *lines, verifier='def verify(workspace, expect): return 0.0\
     (GOOD | {'task_id': 'b', 'steps': []}, 'train.jsonl:2: steps: '),
     (GOOD | {'task_id': 'b', 'instruction': ''}, 'train.jsonl:2: instruction: '),
     (GOOD | {'task_id': 'b', 'level': 0}, 'train.jsonl:2: level: '),
+    (GOOD | {'task_id': 'b', 'limits': {'seconds': 0}}, 'train.jsonl:2: limits: '),
+    (GOOD | {'task_id': 'b', 'limits': {'disk_mb': 1.5}}, 'train.jsonl:2: limits: '),
+    (GOOD | {'task_id': 'b', 'limits': {'second': 5}}, 'train.jsonl:2: limits: '),
     (GOOD | {'task_id': 'b', 'files': {'x': 3}}, 'train.jsonl:2: files.x: '),
     (GOOD | {'task_id': 'b', 'files': {'../x': ''}}, 'train.jsonl:2: files: '),
     (GOOD | {'task_id': 'b', 'files': {'~/x': ''}}, 'train.jsonl:2: files: '),
@@ -99,6 +102,10 @@ def test_a_broken_line_is_said_in_one_line(tmp_path, line, said):
 def test_a_broken_verifier_is_said_in_one_line(tmp_path, verifier, said):
     with pytest.raises(InputError) as e: load_suite(suite(tmp_path, GOOD, verifier=verifier))
     assert said in str(e.value) and '\n' not in str(e.value)
+
+def test_whole_limits_stay_whole(tmp_path):
+    t, = load_suite(suite(tmp_path, GOOD | {'limits': {'seconds': 2.5, 'disk_mb': 64}})).values()
+    assert repr(t.limits) == "{'seconds': 2.5, 'disk_mb': 64}"
 
 def test_no_suite(tmp_path):
     for s, said in ((tmp_path, 'no train.jsonl'), (tmp_path/'none', 'no task suite'), ('none', 'no task suite none')):

@@ -12,8 +12,8 @@ from ..records import Message, ToolCall, InputError, DataError
 
 # %% auto #0
 __all__ = ['START', 'END', 'THINK', 'THINK_END', 'CALL', 'CALL_END', 'SPECIALS', 'Mark', 'tool_line', 'call_text', 'turn_pieces',
-           'Bytes', 'is_control', 'HFTokenizer', 'Reply', 'strict_json', 'json_members', 'parse_call', 'parse_pieces',
-           'Coder', 'Codec', 'turns', 'Renderer', 'Template']
+           'Bytes', 'is_control', 'HFTokenizer', 'Reply', 'shallow', 'strict_json', 'json_members', 'parse_call',
+           'parse_pieces', 'Coder', 'Codec', 'turns', 'Renderer', 'Template']
 
 # %% ../../nbs/10_capture.chat.ipynb #7dad2de9
 class Mark(str): "A piece of structure: a special token, where the tokenizer has it."
@@ -89,6 +89,14 @@ class Reply:
         return f'{self.message._repr_markdown_()}\n\nmalformed {self.malformed}, in thinking {self.tool_in_think}'
 
 # %% ../../nbs/10_capture.chat.ipynb #c4660669
+def shallow(x, most=200) -> bool:
+    "Is a JSON value nested at most `most` deep? Deeper ones exhaust the stack of whoever walks through them."
+    level = [x]
+    for _ in range(most):
+        level = [v for y in level if isinstance(y, (dict, list)) for v in (y.values() if isinstance(y, dict) else y)]
+        if not level: return True
+    return False
+
 def _number(s):
     x = float(s)
     if x != x or abs(x) == float('inf'): raise ValueError(f'{s} is not JSON')
@@ -100,6 +108,7 @@ def strict_json(s: str):
     "Value of a JSON text that any parser and any store takes; ValueError otherwise."
     x, i = _json.raw_decode(s, _blank.match(s).end())
     if _blank.match(s, i).end() != len(s): raise ValueError('text after the value')
+    if not shallow(x): raise ValueError('nested too deeply')
     json.dumps(x, ensure_ascii=False).encode()  # a lone surrogate can't be sent or stored
     return x
 
@@ -126,6 +135,7 @@ def parse_call(s: str) -> ToolCall | None:
     try:
         d = json_members(s)
         (name, _), (args, raw) = d['name'], d['arguments']
+        if not shallow(args): return None
         json.dumps([name, args], ensure_ascii=False).encode()  # a lone surrogate can't be sent or stored
     except (ValueError, KeyError, RecursionError): return None
     return ToolCall('', name, args, raw) if isinstance(name, str) and name and isinstance(args, dict) else None

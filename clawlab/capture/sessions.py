@@ -42,6 +42,8 @@ def check_expect(expect: dict | str | None) -> dict:
     "A wire shape: `user_agent` (substring, or several), `dialect`, `tools` (all names it may offer), `system` (substring)."
     expect = {'user_agent': expect} if isinstance(expect, str) else dict(expect or {})
     if bad := sorted(set(expect) - set(EXPECT)): raise InputError(f'unknown wire shape field {bad[0]!r}: one of {", ".join(EXPECT)}')
+    for k, v in expect.items():
+        if not (isinstance(v, str) and k != 'tools' or isinstance(v, (list, tuple)) and all(isinstance(x, str) for x in v)): raise InputError(f'wire shape field {k!r}: {v!r} is not {"a list of names" if k == "tools" else "a text or a list of texts"}')
     return expect
 
 def strange(expect: dict, request: Request, headers: dict) -> str:

@@ -49,7 +49,9 @@ CODINGS['x-gzip'] = CODINGS['gzip']
 
 def decode(data: bytes, coding: str, limit: int) -> bytes:
     "Undo the `Content-Encoding`s of a body, `limit` bytes at most. Raises `Refused` 400, 413 or 415."
-    for c in reversed([c.strip().lower() for c in coding.split(',') if c.strip()]):
+    codings = [c.strip().lower() for c in coding.split(',') if c.strip()]
+    if len(codings) > 3: raise Refused(415, 'invalid', 'more than 3 content encodings on top of each other')
+    for c in reversed(codings):
         if c not in CODINGS: raise Refused(415, 'invalid', f'content encoding {c!r} is not supported')
         try: data = CODINGS[c](data, limit)
         except OverflowError: raise Refused(413, 'invalid', f'request body exceeds {limit} bytes') from None

@@ -11,7 +11,7 @@ from ..records import GraderError, SandboxError, Task
 from .sandbox.base import Limits, make_sandbox
 
 # %% auto #0
-__all__ = ['GRADER', 'PYTHON', 'PASS', 'Score', 'grade', 'play', 'check', 'check_suite']
+__all__ = ['GRADER', 'PYTHON', 'ROOM', 'PASS', 'Score', 'grade', 'play', 'check', 'check_suite']
 
 # %% ../../nbs/23_launch.grading.ipynb #8d939ab4
 GRADER = r'''
@@ -33,7 +33,7 @@ def lay(root, files):
 def modes(root, mode):
     for d, _, _ in os.walk(root, topdown=False): os.chmod(d, mode)
 cases, roots = head['cases'], [f'{top}/submission{i}' for i in range(len(head['cases']))]
-left_out = [lay(r, c['files']) for r, c in zip(roots, cases)]
+left_out = [c['cut'] + lay(r, c['files']) for r, c in zip(roots, cases)]
 for r in roots: modes(r, 0o555)
 os.mkdir('scratch'); os.chdir('scratch')
 def judge(root, case):
@@ -63,10 +63,22 @@ class Score:
     detail: dict = field(default_factory=dict)
     error: str = ''
 
+ROOM = 8 << 20 # bytes of a workspace that a verifier reads
+
+def _fit(files: dict[str, bytes | str]) -> tuple[dict[str, bytes], int]:
+    "The files as bytes, the largest ones replaced by a line where all are more than `ROOM`; and how many were."
+    out = {p: c.encode() if isinstance(c, str) else c for p, c in files.items() if len(p) <= 1000}  # no file system call takes much longer names
+    left, cut = ROOM, len(files) - len(out)
+    for p, c in sorted(out.items(), key=lambda x: len(x[1])):
+        if len(c) <= left: left -= len(c)
+        else: out[p], cut = b'(%d bytes, too large to be graded)\n' % len(c), cut + 1
+    return out, cut
+
 def _question(cases: list[tuple[Task, dict]], nonce: str) -> bytes:
     "What the grader reads: a header line, then the contents of all files."
-    files = [{p: c.encode() if isinstance(c, str) else c for p, c in left.items()} for _, left in cases]
-    asked = [dict(verifier=t.verifier, expect=t.expect, files=[(p, len(c)) for p, c in fs.items()]) for (t, _), fs in zip(cases, files)]
+    fitted = [_fit(left) for _, left in cases]
+    files = [fs for fs, _ in fitted]
+    asked = [dict(verifier=t.verifier, expect=t.expect, files=[(p, len(c)) for p, c in fs.items()], cut=n) for (t, _), (fs, n) in zip(cases, fitted)]
     return json.dumps(dict(cases=asked, nonce=nonce)).encode() + b'\n' + b''.join(c for fs in files for c in fs.values())
 
 def _answer(ex, nonce: str, seconds: float) -> list[Score]:

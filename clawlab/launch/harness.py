@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 from pydantic import BaseModel, ValidationError
 from ..records import InputError, home, repo_root
+from ..capture.sessions import check_expect
 
 # %% auto #0
 __all__ = ['FIELDS', 'LOCKS', 'Strict', 'Install', 'Run', 'Truncated', 'Expect', 'Spec', 'fill', 'check_run', 'merge',
@@ -73,12 +74,15 @@ def merge(a: dict, b: dict) -> dict:
 def read_spec(folder: Path, variant: str = '') -> Spec:
     "The validated `harness.toml` of a folder."
     try: d = tomllib.loads((folder/'harness.toml').read_text())
-    except tomllib.TOMLDecodeError as e: raise InputError(f'{folder.name}/harness.toml: {e}') from None
+    except ValueError as e: raise InputError(f'{folder.name}/harness.toml: {e}') from None
     variants = d.pop('variant', {})
     if variant and variant not in variants: raise InputError(f'harness {folder.name} has no variant {variant!r}' + (f'; it has {", ".join(variants)}' if variants else ''))
     try: spec = Spec(**merge(d, variants.get(variant, {})))
     except ValidationError as e: raise InputError(f'{folder.name}/harness.toml: {(x := e.errors()[0])["msg"]} at {".".join(map(str, x["loc"]))}') from None
     check_run(spec.name, spec.run)
+    check_expect(spec.wire)
+    try: re.compile(spec.truncated.stdout)
+    except re.error as e: raise InputError(f'{folder.name}/harness.toml: truncated.stdout is no regular expression: {e}') from None
     return spec
 
 # %% ../../nbs/21_launch.harness.ipynb #751c2567

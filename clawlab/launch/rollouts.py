@@ -66,7 +66,8 @@ def _tail(text: bytes, secret: str, n=2000) -> str:
 
 def _limits(limits: Limits, task: Task) -> Limits:
     "A task may be content with less than the laboratory's limits, never with more."
-    return replace(limits, **{f.name: min(getattr(limits, f.name), task.limits[f.name]) for f in fields(Limits) if f.name in task.limits})
+    def less(a, b): return b if a is None else min(a, b)
+    return replace(limits, **{f.name: less(getattr(limits, f.name), task.limits[f.name]) for f in fields(Limits) if f.name in task.limits})
 
 # %% ../../nbs/24_launch.rollouts.ipynb #53b8d53f
 def _completed(calls) -> list: return [c for c in calls if c.finish not in ('error', 'aborted')]

@@ -8,6 +8,7 @@ import ast, json, random
 from pathlib import Path, PurePosixPath
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from ..records import InputError, Task, repo_root
+from .sandbox.base import Limits
 
 # %% auto #0
 __all__ = ['SPLITS', 'TaskLine', 'load_suite', 'select', 'overlap']
@@ -38,6 +39,14 @@ class TaskLine(BaseModel):
             if not f or p.is_absolute() or '..' in p.parts or str(p) in ('.', '~') or p.parts[0] == '~' or str(p) != f or '\0' in f: raise ValueError(f'{f!r} is not a path inside the workspace')
             if any(str(d) in files for d in p.parents): raise ValueError(f'{f!r} lies in something that is a file')
         return files
+
+    @field_validator('limits')
+    @classmethod
+    def _known(cls, limits):
+        out = {k: int(v) if v.is_integer() else v for k, v in limits.items()}
+        try: Limits(**out)
+        except (TypeError, InputError) as e: raise ValueError(str(e).removeprefix('Limits.__init__() ')) from None
+        return out
 
 # %% ../../nbs/22_launch.tasks.ipynb #758b57cc
 def _task(text: str | bytes, where: str, split: str, verifier: str) -> Task:

@@ -8,7 +8,7 @@ import hashlib, json
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from ...records import Message, InputError
-from ..chat import Reply
+from ..chat import Reply, shallow
 
 # %% auto #0
 __all__ = ['EMPTY', 'Request', 'Usage', 'tool_id', 'unplaceholder', 'get', 'need', 'positive', 'tidy', 'checked', 'extras',
@@ -75,9 +75,9 @@ def tidy(x: Any) -> Any:
 def checked(body) -> dict:
     "The body as an object of legal text."
     if not isinstance(body, dict): raise InputError('body: expected an object')
+    if not shallow(body, 250): raise InputError('body: nested too deeply')
     try: json.dumps(body, ensure_ascii=False).encode()
     except UnicodeEncodeError: return tidy(body)
-    except RecursionError: raise InputError('body: nested too deeply') from None
     return body
 
 def extras(d: dict, known, path='') -> set[str]:

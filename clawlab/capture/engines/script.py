@@ -32,7 +32,7 @@ def load_script(src) -> list[dict]:
     "Lines of a script: a path to JSON lines, or a list of dicts or of texts."
     if isinstance(src, (list, tuple)): return [check_line(i, {'text': d} if isinstance(d, str) else d) for i, d in enumerate(src, 1)]
     try: lines = Path(src).read_text().splitlines()
-    except OSError as e: raise InputError(f'cannot read script {src}: {e.strerror}') from None
+    except (OSError, UnicodeDecodeError) as e: raise InputError(f'cannot read script {src}: {getattr(e, "strerror", None) or e}') from None
     out = []
     for i, line in enumerate(lines, 1):
         if not line.strip(): continue

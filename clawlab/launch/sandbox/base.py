@@ -11,10 +11,16 @@ from typing import Awaitable, Callable, Protocol
 from ...records import InputError, SandboxError, setting
 
 # %% auto #0
-__all__ = ['HOME', 'WORKSPACE', 'CAP', 'Listener', 'BACKENDS', 'Limits', 'Exec', 'Sandbox', 'backend_module', 'make_sandbox',
-           'probe', 'sweep', 'parts_of', 'open_dir', 'write_tree', 'walk', 'read_regular', 'read_tree', 'Drain']
+__all__ = ['HOME', 'WORKSPACE', 'CAP', 'Listener', 'BACKENDS', 'check_limit', 'Limits', 'Exec', 'Sandbox', 'backend_module',
+           'make_sandbox', 'probe', 'sweep', 'parts_of', 'open_dir', 'write_tree', 'walk', 'read_regular', 'read_tree',
+           'Drain']
 
 # %% ../../../nbs/20a_launch.sandbox.base.ipynb #436b476b
+def check_limit(name: str, v):
+    "A limit is None or a positive number, a whole one but for cpus and seconds. Zero would mean *no* limit somewhere below. Raises `InputError`."
+    if v is not None and not (0 < v < float('inf') and (name in ('cpus', 'seconds') or v == int(v) and isinstance(v, int))):
+        raise InputError(f'limits.{name}: {v} is not a positive {"number" if name in ("cpus", "seconds") else "whole number"}')
+
 @dataclass(frozen=True)
 class Limits:
     "Caps of one sandbox; None = no cap."
@@ -23,6 +29,9 @@ class Limits:
     pids: int | None = 256          # processes and threads
     disk_mb: int | None = 256       # MiB in /workspace, /home/agent and /tmp together
     seconds: float | None = 120     # wall-clock time of one program
+
+    def __post_init__(self):
+        for f in fields(self): check_limit(f.name, getattr(self, f.name))
 
     @classmethod
     def default(cls, **kw) -> Limits:

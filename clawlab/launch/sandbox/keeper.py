@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['RUN', 'STAGE', 'UIDS', 'PORT', 'libc', 'NOSUID', 'NODEV', 'BIND', 'REC', 'SLAVE', 'FATAL', 'KILLS', 'DENIED',
            'NO_SUCH', 'INSIDE', 'ALLOW', 'NOTIFY', 'INIT', 'call', 'mount', 'fail', 'rules', 'rules_inside', 'assemble',
-           'install', 'hear', 'cgroup_base', 'cgroup_files', 'procs', 'clear', 'lock', 'bury', 'claim', 'open_box',
-           'no_cgroup', 'bind', 'close_box', 'become', 'start', 'memfd', 'watch', 'unwatch', 'informed', 'listen_in',
-           'go', 'filtered', 'heard', 'kill', 'oom_kills', 'at_limit', 'memory_of', 'ended', 'vanished', 'done', 'stop',
-           'closed', 'receive_fds', 'send', 'request', 'receive', 'overdue', 'loop', 'stage', 'main']
+           'install', 'hear', 'aimed', 'cgroup_base', 'cgroup_files', 'procs', 'clear', 'lock', 'bury', 'claim',
+           'open_box', 'no_cgroup', 'bind', 'close_box', 'become', 'start', 'memfd', 'watch', 'unwatch', 'informed',
+           'listen_in', 'go', 'filtered', 'heard', 'process_of', 'kill', 'oom_kills', 'at_limit', 'memory_of', 'ended',
+           'vanished', 'done', 'stop', 'closed', 'receive_fds', 'send', 'request', 'receive', 'overdue', 'loop',
+           'stage', 'main']
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #5dc0a01d
 import ctypes, errno, fcntl, json, os, re, select, selectors, signal, socket, struct, sys, time
@@ -82,19 +83,24 @@ def install(prog):
     return call('syscall', 317, 1, ctypes.c_ulong(8), fprog)  # seccomp(SET_MODE_FILTER, NEW_LISTENER)
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #60800c7c
-def hear(fd):
-    "Take one reported call and let it continue: `(target pid as seen inside or None, signal)`."
-    buf = bytearray(80)
+def hear(fd, process=int):
+    "Take one reported call and let it continue: `(target as seen inside or None, signal)`. `process` makes of a thread's id its process's, while the caller waits."
+    buf, got = bytearray(80), None
     try:
         fcntl.ioctl(fd, 0xc0502100, buf)                                          # SECCOMP_IOCTL_NOTIF_RECV
+        got = aimed(buf, process)
         fcntl.ioctl(fd, 0xc0182101, bytearray(struct.pack('QqiI', *struct.unpack_from('Q', buf), 0, 0, 1)))  # _SEND, continue
     except OSError as e:
         if e.errno != errno.ENOENT: raise                                         # ENOENT: the caller died meanwhile
+    return got
+
+def aimed(buf, process):
+    "What `hear` returns, from the kernel's record of the call."
     nr, args = struct.unpack_from('i', buf, 16)[0], struct.unpack_from('6Q', buf, 32)
     name = next((k for k, (n, _) in KILLS.items() if n == nr), None)
     if name is None: return None
     pid = None if name in ('tkill', 'pidfd_send_signal') else ctypes.c_int(args[0] & 0xffffffff).value
-    return pid, args[KILLS[name][1]] & 0xffffffff
+    return process(pid) if pid and pid > 2 else pid, args[KILLS[name][1]] & 0xffffffff
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #ab40b97e
 def cgroup_base(controller):
@@ -236,7 +242,7 @@ def start(k, box, id, timeout, listen, fds):
     args, command, *std = fds
     (info_r, info_w), (go_r, go_w), (st_r, st_w), (hear_r, hear_w) = os.pipe(), os.pipe(), os.pipe(), socket.socketpair()
     second = memfd(assemble(rules_inside()))
-    run = NS(id=id, box=box, t=time.monotonic(), deadline=None, info=info_r, said=b'', go=go_w, status=st_r, hear=hear_r, notify=None, init=None, gone=False,
+    run = NS(id=id, box=box, t=time.monotonic(), deadline=None, info=info_r, said=b'', go=go_w, status=st_r, hear=hear_r, notify=None, init=None, first=None, gone=False,
              listen=listen, rc=None, cpu=0., sent=False, timed_out=False, stopped=False, oom=oom_kills(box))
     if timeout: run.deadline = run.t + timeout
     run.pid = os.fork()
@@ -267,7 +273,7 @@ def informed(k, run):
     if not piece: unwatch(k, run.info)
     run.said += piece
     if run.init is not None or not (m := re.search(rb'"child-pid": (\d+)\D', run.said)): return
-    try: run.init = os.pidfd_open(pid := int(m[1]))
+    try: run.init = os.pidfd_open(pid := int(m[1])); run.first = pid
     except ProcessLookupError: return
     watch(k, run.init, lambda: vanished(k, run))
     if run.timed_out or run.stopped: return kill(run)
@@ -306,7 +312,13 @@ def heard(k, run):
     "A fatal signal is being sent inside. To the program itself (process 2), its group, everybody, or we cannot tell whom?"
     p = select.poll(); p.register(run.notify, select.POLLIN)
     if not any(e & select.POLLIN for _, e in p.poll(0)): return unwatch(k, run.notify)  # nobody is left under the filter
-    if (got := hear(run.notify)) and got[0] in (2, 0, -1, -2, None): run.sent = True
+    if (got := hear(run.notify, lambda pid: process_of(run, pid))) and got[0] in (2, 0, -1, -2, None): run.sent = True
+
+def process_of(run, pid):
+    "The process (as seen inside) that a thread belongs to: kill(2) takes a thread's id as well. None if that can't be told."
+    try: return int(re.search(r'^Tgid:\s*(\d+)', open(f'/proc/{run.first}/root/proc/{pid}/status').read(), re.M)[1])
+    except (FileNotFoundError, ProcessLookupError): return pid  # there is nobody of that id
+    except (OSError, TypeError): return None
 
 def kill(run):
     "End every process of the program: the kernel takes the whole process namespace down with its process 1."
