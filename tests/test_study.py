@@ -160,6 +160,51 @@ def test_failed_exactness_is_shown_as_failed():
     x = dict(rollouts=3, calls=9, expand_failed=1, trained_mismatch=0, sampled=10, shared=1, trained=9, logprob_max_diff=.01, logprob_checked=10)
     assert P.exact_html({'exactness': x}).count("class='bad'") == 2 and 'Not checked' in P.exact_html({})
 
+def test_a_page_whose_capture_was_not_exact_warns_first(tmp_path):
+    x = dict(rollouts=3, calls=9, expand_failed=0, trained_mismatch=0, sampled=10, shared=1, trained=9, policy=9, logprob_max_diff=1e-5, logprob_checked=9)
+    for bad, n in (({}, 0), (dict(trained_mismatch=1), 1), (dict(logprob_max_diff=None), 1)):
+        P.write_report(result(exactness=dict(x, **bad)), tmp_path); assert len(json.loads((tmp_path/'results.json').read_text()).get('warnings', [])) == n
+
+# stages: the checks of a study can fail
+def played():
+    run = B.chat_rollout([('ls', 'a', False), ('end', None, False)]); a, b = run.calls
+    return R_(run, calls=(R_(a, prompt_ids=np.array([1, 2]), output_ids=np.array([3, 4]), logprobs=np.array([-.5, -.6]), versions=np.array([1, 1])),
+                          R_(b, prompt_ids=np.array([1, 2, 3, 4, 5]), output_ids=np.array([6]), logprobs=np.array([-.7]), versions=np.array([1]))))
+
+def test_exactness_notices_a_wrong_tree(monkeypatch):
+    good = T.exact(played()); assert good['expand_ok'] and good['trained_ok'] and (good['sampled'], good['trained'], good['policy']) == (3, 3, 3)
+    def broken(calls):
+        t = tree(calls); t.train_T = t.train_T & (np.arange(len(t.train_T)) != np.flatnonzero(t.train_T)[0]); return t
+    tree = T.build_tree; monkeypatch.setattr(T, 'build_tree', broken)
+    assert T.exact(played())['trained_ok'] is False and T.exact_all([played()])['trained_mismatch'] == 1
+    def lossy(calls):
+        t = tree(calls); t.expand = lambda: [(p, o[:-1]) for p, o in type(t).expand(t)]; return t
+    monkeypatch.setattr(T, 'build_tree', lossy)
+    x = T.exact_all([played()]); assert x['expand_failed'] == 1 and x['failed'] == ['r']
+
+@pytest.mark.parametrize('off,most', [(0., 1e-6), (.01, .011), (float('nan'), None)])
+def test_logprob_gap_is_of_every_token_and_no_number_is_no_agreement(off, most):
+    class Trainer: # differs at the last token
+        token_budget = 100
+        def score(self, mini): s = mini.behav_E.copy(); s[-1] += off; return s
+    gap = T.logprob_gap(Trainer(), [played()]); assert gap['n'] == 3
+    assert gap['max'] > 1 if most is None else off*.99 <= gap['max'] <= most
+
+def test_unknown_arms_and_overlapping_splits_are_refused():
+    import asyncio
+    from types import SimpleNamespace as N
+    from clawlab.launch.tasks import load_suite
+    for arm in ('rl:emacs', 'sft:react', 'rl', 'control:'):
+        with pytest.raises(InputError, match='unknown arm'): T.plan([arm], ['react'], [], full=False)
+    tasks = load_suite('nano'); test = next(t for t in tasks.values() if t.split == 'test')
+    lab = N(backend='process', tasks={**tasks, 'twin': R_(test, task_id='twin', split='train')}, run=N(log=print))
+    with pytest.raises(InputError, match='in train and in test'): asyncio.run(T.preflight(lab, []))
+
+def test_gains_pair_the_mix_with_its_parts_by_task():
+    e = lambda x: {'react|T=1': dict(scores={f't{i}': [x] for i in range(12)})}
+    g = {(x['arm'], x['versus']): x['value'] for x in T.gains({'sft': e(.2), 'rl:react': e(.5), 'rl:mix': e(.4)}, ['react', 'claude-code'])}
+    assert g == pytest.approx({('rl:react', 'sft'): .3, ('rl:mix', 'sft'): .2, ('rl:mix', 'rl:react'): -.1})
+
 # runner
 KERNEL = {'kernelspec': {'name': 'python3', 'display_name': 'python3', 'language': 'python'}, 'language_info': {'name': 'python'}}
 

@@ -254,7 +254,9 @@ def clean(x: Any) -> Any:
 def write_report(res: Mapping, to: str | Path) -> Path:
     "Write `results.json` and `index.html` into a folder; the verdict goes into both. Gives the page's path."
     to = Path(to); to.mkdir(parents=True, exist_ok=True)
-    res = clean(res); res['headline'], res['verdicts'] = headline(res), verdicts(res)
+    res = clean(res)
+    if "class='bad'" in exact_html(res): res['warnings'] = [*res.get('warnings', []), 'A check of exactness failed: the numbers are not to be trusted before it is understood.']
+    res['headline'], res['verdicts'] = headline(res), verdicts(res)
     for name, text in (('results.json', json.dumps(res, indent=1, ensure_ascii=False) + '\n'), ('index.html', render(res))):
         (tmp := to/f'.{name}.part').write_text(text, encoding='utf-8'); os.replace(tmp, to/name)
     return to/'index.html'

@@ -25,7 +25,7 @@ def finished_runs(folder: str | Path, names: Sequence[str] | None = None) -> lis
 def comparable(runs: list[tuple[Path, dict, dict]]) -> list[tuple[Path, dict, dict]]:
     "The largest set of runs that differ only in their seed; two runs of one seed, or two sets of that size, are refused."
     groups = defaultdict(list)
-    for r in runs: groups[json.dumps([{k: v for k, v in r[1]['config'].items() if k != 'seed'}, r[1].get('checks', {}).get('suite'), r[1].get('versions')], sort_keys=True)].append(r)
+    for r in runs: groups[json.dumps([{k: v for k, v in r[1]['config'].items() if k != 'seed'}, r[1].get('checks', {}).get('suite'), {k: v for k, v in r[1].get('versions', {}).items() if k != 'linux'}], sort_keys=True)].append(r)
     best = max(groups.values(), key=len); seeds = [r[1]['config'].get('seed', 0) for r in best]
     if len(set(seeds)) < len(seeds): raise InputError(f'two runs with the same seed and settings ({sorted(seeds)}): name the runs to pool with --run')
     if sum(len(g) == len(best) for g in groups.values()) > 1: raise InputError(f'{len(groups)} runs or sets of runs that cannot be pooled: name the runs with --run')
