@@ -133,6 +133,13 @@ async def test_resume_plays_only_what_is_missing(lab):
     await lab.run(jobs(4, group='other'))
     assert len(lab.started) == 6
 
+async def test_reruns_are_counted_and_interruptions_are_not(lab):
+    for k in range(5): lab.store.put_rollout(rollouts.rollout_of(jobs(1)[0], k))   # launchers that were killed
+    lab.does = lambda r: ended(code=None, signal=9, killed='outside')
+    r, = await lab.run(jobs(1))
+    assert (r.outcome, r.reward, r.attempt) == ('infra_fail', None, 8) and [a for _, a in lab.started] == [5, 6, 7, 8]   # once, and again RERUNS times
+    assert (await lab.run(jobs(1)))[0].attempt == 8 and len(lab.started) == 4   # counted missing from then on
+
 async def test_an_interrupt_keeps_what_is_done_and_stops_the_rest(lab):
     started, never = asyncio.Event(), asyncio.Event()
     async def hang(): started.set(); await never.wait()

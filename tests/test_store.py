@@ -98,6 +98,21 @@ def test_a_bad_write_fails_alone(store):
     with pytest.raises(sqlite3.IntegrityError): twice.result()
     assert [c.call_id for c in store.calls('r')] == ['c1', 'c2']
 
+def test_a_call_that_was_not_committed_lends_nothing(store):
+    "Its successor is stored whole, so that it can be read."
+    class Full:
+        def __init__(self, db): self.db = db
+        def __getattr__(self, k): return getattr(self.db, k)
+        def execute(self, sql, *a):
+            if sql == 'commit': raise sqlite3.OperationalError('disk full')
+            return self.db.execute(sql, *a)
+    a = call('a', 0, [1, 2, 3], [4])
+    store.writer.db, db = Full(store.writer.db), store.writer.db
+    with pytest.raises(sqlite3.OperationalError): store.put_call(a, b'one').result()
+    store.writer.db = db
+    store.put_call(call('b', 1, [1, 2, 3, 4, 5], [6], anchor_id='a'), b'one, two').result()
+    assert [c.prompt_ids.tolist() for c in store.calls('r')] == [[1, 2, 3, 4, 5]] and store.body('b') == b'one, two'
+
 def test_kill_9_loses_nothing_acknowledged(tmp_path):
     db = tmp_path/'calls.db'
     p = python('''
