@@ -199,6 +199,14 @@ def test_grpo_gradient_is_the_textbook_one():
     loss.backward()
     assert close(got, [p.grad for p in model.parameters()])
 
+@pytest.mark.parametrize('ratio,weight', [(1.5, 1.5), (.5, .5), (4., 2.)])
+def test_correction_between_engine_and_trainer_reaches_the_gradient(ratio, weight):
+    "An engine that was off by a constant factor: token-TIS multiplies the gradient by it, at most by 2."
+    rs = random_rollouts(model_(), 3); off = [replace(r, calls=tuple(replace(c, logprobs=c.logprobs - np.float32(np.log(ratio))) for c in r.calls)) for r in rs]
+    g = lambda x, **kw: gradients(Trainer(model_(), minibatches=1, epochs=1, **kw), lambda t: t.rl_step(x))
+    plain = g(rs); assert max(float(p.abs().max()) for p in plain) > 0
+    assert close(g(off), [weight*p for p in plain]) and close(g(off, correction='none'), plain)
+
 def test_zero_variance_counts_in_N_and_is_skipped():
     rs = random_rollouts(model_(), 4); flat = [replace(r, reward=1.) for r in random_rollouts(model_(), 5)]
     for r in flat[:2]: flat[flat.index(r)] = replace(r, calls=())  # never sampled a token: counts all the same
