@@ -48,9 +48,9 @@ harnesses: env
 study: harnesses
 	@$(BIN)/clawlab study single_vs_mix -p seed $(SEED) -p evaluation $(EVAL)
 
-# The table of experiments/LOG.md: three seeds, every cell in full, shuffled-reward controls, no time limit.
+# The table of experiments/LOG.md: three seeds, 108 tasks x 4 where an arm was trained, shuffled-reward controls, no time limit.
 study-full: harnesses
-	@runs=""; for s in 0 1 2; do out=$$($(BIN)/clawlab study single_vs_mix -p seed $$s -p evaluation full -p arms $(ARMS)) || exit 1; \
+	@runs=""; for s in 0 1 2; do out=$$($(BIN)/clawlab study single_vs_mix -p seed $$s -p evaluation own -p arms $(ARMS)) || exit 1; \
 	 runs="$$runs --run $$(tail -n1 <<<"$$out" | $(BIN)/python -c 'import json, sys; print(json.load(sys.stdin)["run"])')"; done; \
 	 $(BIN)/clawlab table single_vs_mix $$runs
 

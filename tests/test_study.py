@@ -195,7 +195,7 @@ def test_unknown_arms_and_overlapping_splits_are_refused():
     from types import SimpleNamespace as N
     from clawlab.launch.tasks import load_suite
     for arm in ('rl:emacs', 'sft:react', 'rl', 'control:'):
-        with pytest.raises(InputError, match='unknown arm'): T.plan([arm], ['react'], [], full=False)
+        with pytest.raises(InputError, match='unknown arm'): T.plan([arm], ['react'], [])
     tasks = load_suite('nano'); test = next(t for t in tasks.values() if t.split == 'test')
     lab = N(backend='process', tasks={**tasks, 'twin': R_(test, task_id='twin', split='train')}, run=N(log=print))
     with pytest.raises(InputError, match='in train and in test'): asyncio.run(T.preflight(lab, []))

@@ -26,7 +26,7 @@ from .metrics import cell, paired_gain, task_scores
 from .run import Run
 
 # %% auto #0
-__all__ = ['tree_memory_mb', 'MemoryWatch', 'Lab', 'preflight', 'programs', 'suite_digest', 'teach', 'words', 'arm_mix',
+__all__ = ['DEPTHS', 'tree_memory_mb', 'MemoryWatch', 'Lab', 'preflight', 'programs', 'suite_digest', 'teach', 'words', 'arm_mix',
            'load_model', 'renamer', 'trapezoid', 'cold_start', 'train_arm', 'note', 'notes', 'exact', 'exact_all',
            'logprob_gap', 'sharing', 'delivered_tokens', 'curve', 'Cell', 'plan', 'evaluate', 'gains', 'dropped',
            'machine', 'check_all', 'assemble']
@@ -283,17 +283,21 @@ class Cell:
     @property
     def decoding(self) -> str: return 'T=1' if self.temperature == 1 else 'greedy' if self.temperature == 0 else f'T={self.temperature:g}'
 
-def plan(arms: Sequence[str], train_harnesses: Sequence[str], unseen: Sequence[str], *, full: bool, tasks: int = 108, off: int = 54, mixed: int = 72, unseen_n: int = 36, greedy: int = 24, samples: int = 4) -> list[Cell]:
-    "The evaluation plan: own harness and `sft` in `tasks`, `rl:mix` in `mixed`, other harnesses in `off`, greedy and unseen in fewer; `full` takes all tasks everywhere, `samples` times."
+DEPTHS = 'quick', 'own', 'full'
+
+def plan(arms: Sequence[str], train_harnesses: Sequence[str], unseen: Sequence[str], *, depth: str = 'quick', tasks: int = 108, off: int = 54, mixed: int = 72, unseen_n: int = 36, greedy: int = 24, samples: int = 4) -> list[Cell]:
+    "The evaluation plan: own harness and `sft` in `tasks`, `rl:mix` in `mixed`, other harnesses in `off`, greedy and unseen in fewer. Depth `own` takes all tasks, `samples` times, wherever an arm was trained; `full` everywhere."
+    if depth not in DEPTHS: raise InputError(f'evaluation is one of {", ".join(DEPTHS)}, not {depth!r}')
     cells = []
     for a in ['sft', *arms]:
         own = list(train_harnesses) if a == 'sft' else list(arm_mix(a, train_harnesses)[0])
         for h in train_harnesses:
             if a.startswith('control') and h not in own: continue
-            n = tasks if full or a == 'sft' or len(own) == 1 and h in own else mixed if h in own else off
-            cells.append(Cell(a, h, n, samples if full else 1))
-            if h in own and (g := tasks if full else greedy): cells.append(Cell(a, h, g, 1, 0.))
-        if a in ('sft', 'rl:mix'): cells += [Cell(a, h, tasks if full else unseen_n, samples if full else 1) for h in unseen]
+            deep = depth == 'full' or depth == 'own' and h in own
+            n = tasks if deep or a == 'sft' or len(own) == 1 and h in own else mixed if h in own else off
+            cells.append(Cell(a, h, n, samples if deep else 1))
+            if h in own and (g := tasks if deep else greedy): cells.append(Cell(a, h, g, 1, 0.))
+        if a in ('sft', 'rl:mix'): cells += [Cell(a, h, *(tasks, samples) if depth == 'full' else (unseen_n, 1)) for h in unseen]
     return [c for c in cells if c.n > 0]
 
 # %% ../../nbs/44_study.stages.ipynb #3fcf379a
