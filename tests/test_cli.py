@@ -63,9 +63,11 @@ def test_missing_harness(capfd, tmp_path, monkeypatch):
     monkeypatch.setenv('CLAWLAB_LAB_HOME', str(tmp_path/'empty'))
     assert 'harness claude-code is not installed: clawlab harness install claude-code' in refused(capfd, *ORACLE[:4], 'claude-code', *ORACLE[5:], '--store', tmp_path/'x.db')
 
-def test_no_bubblewrap(capfd, tmp_path, monkeypatch):
-    real = os.path.exists; monkeypatch.setattr(os.path, 'exists', lambda p: p != '/usr/bin/bwrap' and real(p))
-    assert 'bubblewrap' in refused(capfd, *ORACLE, '--store', tmp_path/'x.db', '--sandbox', 'bwrap')
+def test_no_bubblewrap(tmp_path):
+    "In a process of its own: a keeper that runs already needs no second look."
+    hide = "import os; real = os.path.exists; os.path.exists = lambda p: p != '/usr/bin/bwrap' and real(p); from clawlab.cli import main; main()"
+    p = subprocess.run([sys.executable, '-c', hide, *ORACLE, '--store', str(tmp_path/'x.db'), '--sandbox', 'bwrap'], capture_output=True, text=True, cwd=ROOT, timeout=120, env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    assert p.returncode == 2 and p.stdout == '' and len(p.stderr.strip().splitlines()) == 1 and 'apt-get install bubblewrap' in p.stderr, (p.returncode, p.stdout, p.stderr)
 
 def test_port_in_use(capfd, tmp_path):
     with socket.create_server(('127.0.0.1', 0)) as s:

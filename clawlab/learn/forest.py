@@ -192,15 +192,14 @@ def _attention(module, query, key, value, attention_mask=None, scaling=None, dro
     f = _cascade if (fast if plan.cascade is None else plan.cascade) else _per_node
     return f(query, key, value, plan.forest, scale).transpose(1, 2), None
 
-AttentionInterface.register(NAME, _attention)
-AttentionMaskInterface.register(NAME, lambda *a, **k: None)
-
 # %% ../../nbs/32_learn.forest.ipynb #a4d224a8
 def _run(model, forest, cascade=None, **kw):
     "One forward pass over a forest with tree attention; the model's own attention is restored."
     cfg, dev, plan = model.config, next(model.parameters()).device, _Plan(forest, cascade)
     if model.training and any(getattr(m, 'gradient_checkpointing', False) for m in model.modules()): raise InputError('gradient checkpointing would run the backward pass without tree attention')
     ids, pos = (torch.as_tensor(x.astype(np.int64), device=dev)[None] for x in (forest.ids_T, forest.depth_T))
+    AttentionInterface.register(NAME, _attention)  # at every use: the registry is global, and another copy of this module may have been there
+    AttentionMaskInterface.register(NAME, lambda *a, **k: None)
     token, before = _PLAN.set(plan), cfg._attn_implementation
     try:
         cfg._attn_implementation = NAME
