@@ -309,6 +309,7 @@ async def _doctor() -> list[dict]:
         h = load(n); row(f'harness {n}', h.installed, h.version if h.installed else f'clawlab harness install {n}')
     for what, d in (('cache folder', home()), ('reports folder', repo_root()/'reports')):
         try:
+            d.mkdir(exist_ok=True)
             with tempfile.TemporaryFile(dir=d): row(what, True, 'writable')
         except OSError as e: row(what, False, f'{d}: {e.strerror}')
     row('processors', True, os.cpu_count()); row('memory', True, f"{os.sysconf('SC_PAGE_SIZE')*os.sysconf('SC_PHYS_PAGES') >> 20} MB")
