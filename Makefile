@@ -71,7 +71,7 @@ sync: env
 
 lab: env
 	@$(BIN)/python -m ipykernel install --sys-prefix --name clawlab --display-name clawlab >/dev/null
-	$(BIN)/jupyter lab --notebook-dir=.
+	$(BIN)/jupyter lab --notebook-dir=. $(if $(filter 0,$(shell id -u)),--allow-root)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .coverage*

@@ -1089,8 +1089,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'clawlab.study.metrics.hierarchical': ( 'study.metrics.html#hierarchical',
                                                                                'clawlab/study/metrics.py'),
                                        'clawlab.study.metrics.paired_gain': ('study.metrics.html#paired_gain', 'clawlab/study/metrics.py'),
-                                       'clawlab.study.metrics.silent_share': ( 'study.metrics.html#silent_share',
-                                                                               'clawlab/study/metrics.py'),
                                        'clawlab.study.metrics.task_gains': ('study.metrics.html#task_gains', 'clawlab/study/metrics.py'),
                                        'clawlab.study.metrics.task_scores': ('study.metrics.html#task_scores', 'clawlab/study/metrics.py')},
             'clawlab.study.report': { 'clawlab.study.report._axes': ('study.report.html#_axes', 'clawlab/study/report.py'),

@@ -11,7 +11,7 @@ import numpy as np
 from ..records import DataError, Rollout
 
 # %% auto #0
-__all__ = ['PASS', 'task_scores', 'Estimate', 'bootstrap', 'task_gains', 'paired_gain', 'hierarchical', 'cell', 'silent_share']
+__all__ = ['PASS', 'task_scores', 'Estimate', 'bootstrap', 'task_gains', 'paired_gain', 'hierarchical', 'cell']
 
 # %% ../../nbs/40_study.metrics.ipynb #9ccd7639
 PASS = 0.75  # a rollout passes at this score or above
@@ -108,10 +108,3 @@ def cell(rollouts: Iterable[Rollout], *, passing: float = PASS, n_boot: int = 10
     return dict(mean_score=m.value, interval=[m.low, m.high], pass_rate=p.value, pass_interval=[p.low, p.high], passing=passing,
                 n=m.n, tasks=m.tasks, missing=missing, resamples=m.resamples, level=m.level, outcomes=dict(outcomes),
                 warning=f'{missing} of {len(rs)} trials are missing' if missing > .05*len(rs) else '')
-
-# %% ../../nbs/40_study.metrics.ipynb #aa307e58
-def silent_share(p: float, # pass rate of a binary reward
-                 n: int    # rollouts in a group
-                ) -> float:
-    "Expected share of groups without signal: `p**n + (1-p)**n`."
-    return p**n + (1 - p)**n
