@@ -32,7 +32,7 @@ ORACLE = ('rollout', '--tasks', 'nano', '--harness', 'react', '--engine', 'oracl
     (('study',), "Missing argument"), (('studdy',), "No such command 'studdy'"), (('study', 'single_vs_mix', '--frob'), "No such option"),
     (('table', 'nope'), 'no finished run in'),
     ((*ORACLE[:4], 'emacs', *ORACLE[5:], '--store', 'x.db'), "unknown harness 'emacs'"),
-    ((*ORACLE[:-1], 'vllm:x', '--store', 'x.db'), "unknown engine 'vllm:x'"),
+    ((*ORACLE[:-1], 'vllm:x', '--store', 'x.db'), "the URL begins with http://"), ((*ORACLE[:-1], 'vlm:x', '--store', 'x.db'), "unknown engine 'vlm:x'"),
     ((*ORACLE[:-1], 'torch:/nowhere', '--store', 'x.db'), "no model folder '/nowhere'"),
     ((*ORACLE[:-1], 'script:/nowhere', '--store', 'x.db'), '/nowhere'),
     ((*ORACLE, '--store', 'x.db', '--sandbox', 'chroot'), "unknown sandbox backend 'chroot'"),
