@@ -1,7 +1,7 @@
 """learn.tree: named faults, the filters, and a random-workload simulator of its invariants."""
 import numpy as np, pytest
 from hypothesis import given, settings, strategies as st
-from clawlab.records import Call, DataError, InputError
+from clawlab.records import Call, DataError, InputError, Message, ToolCall
 from clawlab.learn.tree import Tree, build_tree, concat
 
 def call(i, prompt, out, parent=None, role='main', lp=None, v=0, **kw):
@@ -77,7 +77,7 @@ def test_T9_retries_and_resends():
     i = t.ids_T.tolist().index(5)
     assert t.call_T[i] == 1                                                         # the abandoned call lends nothing
     last = build_tree([call(0, p, [5], delivered=('unknown',)), call(1, p, [6], delivered=('yes',)), call(2, p, [7], delivered=('no',))])
-    assert last.fate_C == ['abandoned', 'accepted', 'accepted']                     # nobody extended: the later *delivered* one wins
+    assert last.fate_C == ['abandoned', 'accepted', 'aborted']                      # nobody extended: the later *delivered* one wins; the last never arrived
     twins = build_tree([call(0, p, [5]), call(1, p, [6]), call(2, p + [5, 9], [3], 0), call(3, p + [6, 9], [3], 1)])
     assert set(twins.fate_C) == {'accepted'}                                        # best-of-n: both were extended
     unknown = build_tree([call(0, p, [5]), call(1, p, [6])])
@@ -101,6 +101,18 @@ def test_cut_call_keeps_what_a_later_prompt_kept():
     t = build_tree([call(0, [1], [5, 6, 7], finish='aborted'), call(1, [1, 5, 6, 3], [8], 0, anchor_id='c0'), call(2, [2], [9, 9], finish='aborted')])
     assert t.fate_C == ['aborted', 'accepted', 'aborted'] and t.kept_C.tolist() == [2, 1, 0] and trained(t) == [5, 6, 8]
     assert t.stats['trained'] == t.stats['sampled'] - t.stats['shared'] == 3
+
+def test_a_reply_of_which_a_part_was_kept_trains_that_part():
+    "Claude Code keeps the text block of a stream that was cut behind it; the tool call was sampled and never seen."
+    whole, part = (Message('assistant', 'Look.', tool_calls=x) for x in ((ToolCall('', 'sh', {}),), ()))
+    first = lambda got: call(0, [1], [5, 6, 7], delivered=got, response=whole)
+    nxt = lambda m: call(1, [1, 5, 6, 3], [8], 0, messages=(Message('user', 'x'), m, Message('user', 'resume')))
+    t = build_tree([first(('yes', 'unknown')), nxt(part)])
+    assert t.fate_C == ['aborted', 'accepted'] and t.kept_C.tolist() == [2, 1] and trained(t) == [5, 6, 8] and t.stats['lineage_leaves'] == 1
+    for got, m in ((('yes', 'yes'), part), (('yes', 'unknown'), whole)):  # it arrived, or the harness has it all: a template that rewrites history
+        t = build_tree([first(got), nxt(m)])
+        assert t.fate_C == ['accepted', 'accepted'] and trained(t) == [5, 6, 7, 8]
+    assert trained(build_tree([first(('yes', 'unknown'))])) == [5, 6, 7]    # nobody went on: an upper bound is all there is
 
 def test_over_branching_discards_the_rollout():
     fan = lambda n: [call(0, [1], [2])] + [call(i, [1, 2, 10 + i], [3], 0) for i in range(1, n + 1)]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Iterable, Sequence
 import numpy as np
 from ..records import Call, CALL_ROLES, DataError, InputError
+from ..capture.lineage import message_key
 
 # %% auto #0
 __all__ = ['FATES', 'EXTENDED', 'DELIVERED_LATER', 'NOT_KEPT', 'KEPT', 'WEIGHTS', 'lcp', 'Trie', 'Flat', 'flatten', 'call_fates',
@@ -109,18 +110,20 @@ EXTENDED, DELIVERED_LATER, NOT_KEPT, KEPT = ('same prompt: another reply was ext
 def call_fates(calls: Sequence[Call], # _C
                ext_CC: np.ndarray,    # bool: the column's call extends the row's
                prompt_C: np.ndarray,  # equal numbers = equal prompts
-               kept_C: np.ndarray     # output tokens that later prompts kept, of cut calls
+               kept_C: np.ndarray,    # output tokens that later prompts kept, of cut calls
+               cut_C: np.ndarray      # bool: the harness went on with a part of the reply only
               ) -> tuple[list[str], list[str]]:
     "Fate and reason of each call (ClawGym II, Sec. 3.2.2, on lineage)."
     ext = ext_CC.any(1)
     out = [('quarantined', c.quarantine or 'empty prompt') if c.quarantine or not len(c.prompt_ids) else
-           ('aborted', KEPT if kept_C[i] else NOT_KEPT) if c.finish in ('aborted', 'error') else ('accepted', '')
+           ('aborted', KEPT if kept_C[i] else NOT_KEPT) if cut_C[i] or c.finish in ('aborted', 'error') else ('accepted', '')
            for i, c in enumerate(calls)]
     for i, c in enumerate(calls):
         if out[i][0] != 'accepted' or ext[i]: continue
         rivals = [j for j in np.flatnonzero(prompt_C == prompt_C[i]) if j != i and out[j][0] != 'quarantined']
         if any(ext[j] for j in rivals): out[i] = ('abandoned', EXTENDED)
         elif any('yes' in calls[j].delivered and calls[j].seq > c.seq for j in rivals): out[i] = ('abandoned', DELIVERED_LATER)
+        elif set(c.delivered) == {'no'}: out[i] = ('aborted', NOT_KEPT)
     return [f for f, _ in out], [r for _, r in out]
 
 # %% ../../nbs/30_learn.tree.ipynb #2ba95a6e
@@ -202,6 +205,16 @@ def _kept(self):
             if not d.quarantine and lcp(c.prompt_ids, d.prompt_ids) == P: kept[i] = max(kept[i], lcp(c.output_ids, d.prompt_ids[P:]))
     return kept
 
+@patch_to(Tree)
+def _cut(self, tok_CC):
+    "bool[C]: calls that didn't arrive whole, and of which every call that continues them carries a part only."
+    cut = np.zeros(len(self.calls), bool)
+    for i, c in enumerate(self.calls):
+        if not c.delivered or set(c.delivered) == {'yes'} or c.response is None or tok_CC[i].any(): continue
+        whole, later = message_key(c.response), [d for d in self.calls if d.parent_id == c.call_id and not d.quarantine]
+        cut[i] = bool(later) and not any(m.role == 'assistant' and message_key(m) == whole for d in later for m in d.messages)
+    return cut
+
 # %% ../../nbs/30_learn.tree.ipynb #0117a8f6
 @patch_to(Tree)
 def _claim(self, f, trained):
@@ -249,7 +262,7 @@ def _derive(self):
     tok, ext, prompt_C = self._extends(f)
     kept = self._kept()
     self.role_C = [c.role for c in self.calls]
-    self.fate_C, why = call_fates(self.calls, ext, prompt_C, kept)
+    self.fate_C, why = call_fates(self.calls, ext, prompt_C, kept, self._cut(tok))
     full = np.array([len(c.output_ids) for c in self.calls], np.int64)
     self.kept_C = np.where([x == 'accepted' for x in self.fate_C], full, np.where([x == 'aborted' for x in self.fate_C], kept, 0))
     used = lambda i: self.role_C[i] in self.train_roles
