@@ -472,7 +472,7 @@ async def test_call_budget(tmp_path):
 
 async def test_P7_roles_are_settled_when_the_session_closes(tmp_path):
     async with Lab(tmp_path, ScriptEngine(['T', CALL, 'x'])) as lab:
-        await lab.ask(CHAT, [dict(role='system', content='Make a title.'), *user()], False)
+        await lab.ask(CHAT, [dict(role='system', content='Name this thread.'), *user()], False)
         assert lab.calls[0].role == 'main'
         await lab.ask(CHAT, [dict(role='system', content='You act.'), *user()])
         assert [c.role for c in await lab.proxy.close_session(lab.s.session_id)] == ['side', 'main']
