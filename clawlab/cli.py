@@ -103,13 +103,20 @@ def make_engine(spec: str, tasks: dict | None = None, wrong: float = 0.):
         url, _, folder = arg.partition('@')
         if not url.startswith(('http://', 'https://')): raise InputError(f'{spec!r}: vllm:URL or vllm:URL@DIR, and the URL begins with http://')
         return VLLMEngine.open(url, folder)
-    raise InputError(f'unknown engine {spec!r}; there are torch:DIR, vllm:URL[@DIR], script:FILE, oracle')
+    if kind == 'replay':
+        from clawlab.capture.chat import Template
+        from clawlab.capture.engines.replay import ReplayEngine
+        from clawlab.capture.store import Store
+        where, _, folder = arg.partition('@')
+        where, _, rid = where.partition('#')
+        return ReplayEngine(Store.open(where, create=False), rid or None, Template.from_dir(folder) if folder else None, owns=True)
+    raise InputError(f'unknown engine {spec!r}; there are torch:DIR, vllm:URL[@DIR], script:FILE, oracle, replay:STORE[#ROLLOUT][@DIR]')
 
 # %% ../nbs/90_cli.ipynb #1503c89f
 @app.command()
 def rollout(tasks: Annotated[str, typer.Option(help='A task suite: a folder, or a name in experiments/tasks')],
             harness: Annotated[str, typer.Option(help='One harness, or several with commas')],
-            engine: Annotated[str, typer.Option(help='torch:DIR | vllm:URL[@DIR] | script:FILE | oracle')],
+            engine: Annotated[str, typer.Option(help='torch:DIR | vllm:URL[@DIR] | script:FILE | oracle | replay:STORE[#ROLLOUT][@DIR]')],
             store: Annotated[str, typer.Option(help='sqlite:///FILE or FILE')],
             n: Annotated[int, typer.Option(min=1, help='Number of tasks')] = 1,
             samples: Annotated[int, typer.Option(min=1, help='Rollouts per task and harness')] = 1,
@@ -153,7 +160,7 @@ async def laboratory(engine, store: str, host: str = '127.0.0.1', port: int = 0,
 
 # %% ../nbs/90_cli.ipynb #8b38ca35
 @app.command()
-def proxy(engine: Annotated[str, typer.Option(help='torch:DIR | vllm:URL[@DIR] | script:FILE | oracle')],
+def proxy(engine: Annotated[str, typer.Option(help='torch:DIR | vllm:URL[@DIR] | script:FILE | oracle | replay:STORE[#ROLLOUT][@DIR]')],
           store: Annotated[str, typer.Option(help='sqlite:///FILE or FILE')],
           port: Annotated[int, typer.Option(min=0, max=65535, help='0 picks one')] = 0, host: Annotated[str, typer.Option()] = '127.0.0.1',
           tasks: Annotated[Optional[str], typer.Option(help='Task suite, for the oracle')] = None,
