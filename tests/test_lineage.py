@@ -1,6 +1,5 @@
 """What a request continues, whatever a harness does to its history (faults P, items by number)."""
 import json, random
-from collections import Counter
 from dataclasses import replace
 import numpy as np
 import pytest

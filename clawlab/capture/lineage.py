@@ -59,10 +59,11 @@ class Step:
         near.append(s := Step(m, self))
         return s
 
-def walk(root: Step, messages) -> list[Step]:
-    "The steps of a history, from the root of its session."
-    out, s = [], root
-    for m in messages: out.append(s := s.to(m))
+def walk(root: Step, messages, known=()) -> list[Step]:
+    "The steps of a history, from the root of its session. `known`: steps of an earlier one, which most likely begins with the same objects."
+    n = next((i for i, (s, m) in enumerate(zip(known, messages)) if s.message is not m), min(len(known), len(messages)))
+    out = list(known[:n]); s = out[-1] if out else root
+    for m in messages[n:]: out.append(s := s.to(m))
     return out
 
 # %% ../../nbs/14a_capture.lineage.ipynb #98d6f722
@@ -125,7 +126,7 @@ class Match:
 class Lineage:
     "The calls of one session, by what they said. `template` decides which histories it leaves unchanged."
     def __init__(self, template):
-        self.template, self.nodes, self.ambiguous, self.root = template, {}, 0, Step()
+        self.template, self.nodes, self.ambiguous, self.root, self._last = template, {}, 0, Step(), ()
         self._strict, self._loose, self._reply, self._cut = {}, {}, {}, {}   # hash -> [Entry], by history and reply, or by the reply alone; history -> [Node] that was cut
         self._ids, self._tools, self._lock = {}, [], threading.RLock()       # tool-call id -> call_id; [(tools, digest)]
         self.facts, self._role, self._main = {}, {}, None   # call_id -> Fact, call_id -> role so far, the main call's Fact
@@ -155,7 +156,8 @@ def _patch(cls):
 def match(self, messages, tools=()) -> Match:
     "Find parent and anchor of a request among all completed calls."
     with self._lock:
-        steps, (tools, kind) = walk(self.root, messages), self._known(tools)
+        steps, (tools, kind) = walk(self.root, messages, self._last), self._known(tools)
+        self._last = steps
         frame, n = kind + (steps[-1].exact if steps else b''), len(steps)
         replies = [i for i in range(n, 0, -1) if steps[i-1].message.role == 'assistant']
         at, parent, ambiguous = next(((i, *f) for i in replies if (f := self._at(steps, i))[0]), (0, None, False))
