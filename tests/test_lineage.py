@@ -297,6 +297,13 @@ def test_system_message_put_into_the_past():
     assert (c.parent_id, c.anchor_id) == ('c1', 'c0') and b.output_ids.tobytes() in c.prompt_ids.tobytes()
     assert extends(c, k.say((*c.messages, c.response, U), 'x'))
 
+def test_other_pictures_are_another_history():
+    k = Talk(); see = lambda sha: Message('user', '[image]', media=(sha,))
+    a = k.say((S, see('aa')), 'A cat.')
+    assert extends(a, k.say((S, see('aa'), a.response, U), 'x'))
+    m = k.lin.match((S, see('bb'), a.response, U), SH)
+    assert (m.parent_id, m.anchor_id) == (None, None)
+
 def test_compaction_after_one_turn_is_a_new_root():
     k = Talk(); a = k.say((S, U), tool('ls'))
     s = k.say((S, replace(U, content=U.content + '\nYour task is to create a detailed summary of the conversation so far.')), 'Summary: x')
