@@ -12,9 +12,10 @@ import typer
 from .records import ClawlabError, InputError, home, repo_root, setting
 
 # %% auto #0
-__all__ = ['app', 'tasks_app', 'harness_app', 'sandbox_app', 'say', 'emit', 'pairs', 'one_line', 'main', 'study', 'table',
-           'make_engine', 'rollout', 'laboratory', 'proxy', 'tree', 'tasks_check', 'known_harnesses', 'harness_list',
-           'harness_install', 'harness_check', 'sandbox_sweep', 'doctor']
+__all__ = ['app', 'tasks_app', 'harness_app', 'sandbox_app', 'bench_app', 'say', 'emit', 'pairs', 'one_line', 'main', 'study',
+           'table', 'make_engine', 'rollout', 'laboratory', 'proxy', 'tree', 'tasks_check', 'known_harnesses',
+           'harness_list', 'harness_install', 'harness_check', 'bench_install', 'bench_proxy_', 'bench_store',
+           'sandbox_sweep', 'doctor']
 
 # %% ../nbs/90_cli.ipynb #8402dd63
 def say(*parts):
@@ -29,6 +30,7 @@ app = typer.Typer(name='clawlab', help='Train language models inside the agent h
                   pretty_exceptions_enable=False, rich_markup_mode=None)
 _sub = lambda name, text: (t := typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None), app.add_typer(t, name=name))[0]
 tasks_app, harness_app, sandbox_app = _sub('tasks', 'Task suites.'), _sub('harness', 'Agent harnesses.'), _sub('sandbox', 'Sandboxes.')
+bench_app = _sub('bench', 'Measurements, beside other systems where there are any.')
 
 _Usage = next(c for c in typer.BadParameter.__mro__ if c.__name__ == 'ClickException')  # what typer raises for bad usage
 
@@ -288,6 +290,46 @@ async def _conform(names: list[str], suite: str, backend: str) -> list[dict]:
         problems += [f'{k}: {got[k]} instead of {want[k]}' for k in got if got[k] != want[k]] + [f'quarantined: {c.quarantine}' for c in r.calls if c.quarantine][:1]
         rows.append(dict(harness=h.name, version=h.version, ok=not problems, problems=problems, calls=len(r.calls), **got))
     return rows
+
+# %% ../nbs/90_cli.ipynb #ea2e344c
+def _measured(name: str, rows: list[dict], goals: dict, metrics: list[str], out: str | Path | None):
+    from clawlab.study.bench import result, table, why_missing
+    for m in metrics: say('\n' + table(rows, m))
+    for line in why_missing(rows): say(f'missing: {line}')
+    for k, g in goals.items(): say(f"{'reached' if g['ok'] else 'MISSED '} {k}: {g['value']:.3g} (goal {g['goal']:g})")
+    emit(result(name, rows, goals, out))
+
+@bench_app.command('install')
+def bench_install(systems: Annotated[Optional[list[str]], typer.Argument(help='Names; default: all')] = None):
+    "Make the environments of the gateways that ours is compared with; what is there costs nothing."
+    from clawlab.study.gateways import known
+    from clawlab.study.peers import PEERS, install
+    done = {p.env: install(p, say) for p in (PEERS[n]() for n in known(systems)) if p.env}
+    emit(dict(installed={k: 'made' if v else 'was there' for k, v in done.items()}))
+
+@bench_app.command('proxy')
+def bench_proxy_(systems: Annotated[Optional[list[str]], typer.Option('--system', help='Only these beside ours; repeatable')] = None,
+                 repeats: Annotated[int, typer.Option(min=1)] = 5, kb: Annotated[float, typer.Option(min=4, help='Size that histories grow to, thousand bytes')] = 150,
+                 load: Annotated[Optional[list[str]], typer.Option(help='Only these: 2k | 32k | grow; repeatable')] = None,
+                 dialect: Annotated[Optional[list[str]], typer.Option(help='Only these: chat | anthropic | responses; repeatable')] = None,
+                 out: Annotated[Optional[Path], typer.Option(help='Also write the result here')] = None):
+    "What a request costs in our proxy and in others: processor time, requests per second, truth of the record."
+    from clawlab.study.gateways import CELLS, bench_proxy, known
+    known(systems); cells = [c for c in CELLS if not dialect or c[0] in dialect]
+    if bad := [d for d in dialect or () if d not in {c[0] for c in CELLS}]: raise InputError(f'unknown dialect {bad[0]!r}')
+    if bad := [x for x in load or () if x not in ('2k', '32k', 'grow')]: raise InputError(f'unknown load {bad[0]!r}: 2k, 32k or grow')
+    rows, goals = asyncio.run(bench_proxy(systems, repeats=repeats, kb=kb, cells=cells, names=load, say=say))
+    _measured('proxy', rows, goals, ['cpu_ms', 'requests_s', 'captured'], out)
+
+@bench_app.command('store')
+def bench_store(store: Annotated[list[str], typer.Argument(help='Stores with real traffic')],
+                most: Annotated[int, typer.Option(min=1, help='Rollouts of each harness')] = 200,
+                out: Annotated[Optional[Path], typer.Option(help='Also write the result here')] = None):
+    "Bytes per rollout, beside the bodies as they came and beside zstd of the whole log."
+    from clawlab.capture.sizes import bench_rows
+    from clawlab.study.bench import store_goals
+    if not (rows := bench_rows(store, most)): raise InputError('these stores have no rollouts with calls')
+    _measured('store', rows, store_goals(rows), ['bytes per rollout', 'percent of the bodies'], out)
 
 # %% ../nbs/90_cli.ipynb #211dba63
 @sandbox_app.command('sweep')
