@@ -36,6 +36,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None      # of a tool message: the call it answers
     is_error: bool = False               # of a tool message
+    media: tuple[str, ...] = ()          # sha256 of each image, sound or file, in the order of its placeholder in `content`
 
     def _repr_markdown_(self):
         calls = ''.join(f'\n- `{c.name}({c.raw or json.dumps(c.arguments)})`' for c in self.tool_calls)
@@ -53,7 +54,7 @@ def to_json(x) -> str:
 
 def message_from(d: dict) -> Message:
     "The inverse of `to_json` for one message."
-    return Message(**{**d, 'tool_calls': tuple(ToolCall(**c) for c in d.get('tool_calls', ()))})
+    return Message(**{**d, 'tool_calls': tuple(ToolCall(**c) for c in d.get('tool_calls', ())), 'media': tuple(d.get('media', ()))})
 
 # %% ../nbs/00_records.ipynb #45d7a221
 CallRole = Literal['main', 'side', 'subagent', 'compaction']
@@ -85,7 +86,7 @@ class Call:
     response: Message | None = None     # canonical reply
     kept_mass: np.ndarray | None = None # float32[O], with top-p/top-k: probability mass kept
     routed_experts: Any = None
-    media: tuple = ()                   # ((offset, length, sha256), ...)
+    media: tuple = ()                   # ((offset, length, sha256), ...) of the prompt; offset -1, length 0: not located
     drift: int = 0                      # messages whose replayed text differed from the recorded tokens
     quarantine: str = ''                # why the call isn't the harness's own; empty = it is
     dialect: str = ''
@@ -174,6 +175,7 @@ DEFAULTS = {
     'limits':  {'cpus': '4', 'memory_mb': '4096', 'pids': '256', 'disk_mb': '256', 'seconds': '120'},
     'proxy':   {'max_inflight': '512', 'min_completion': '256', 'max_body_mb': '64'},
     'sandbox': {'backend': 'bwrap'},
+    'store':   {'durable': 'process'},
 }
 
 def setting(section: str, # a section of `settings.ini`

@@ -1,12 +1,15 @@
 """The store keeps its promises: durable before resolved, readable while written, exact in every byte."""
-import json, os, signal, sqlite3, subprocess, sys, textwrap, threading
+import json, logging, os, random, shutil, signal, sqlite3, subprocess, sys, tempfile, textwrap, threading
 from dataclasses import replace
 from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from clawlab.capture.store import Store, squeeze, unsqueeze
-from clawlab.records import Call, InputError, Message, Rollout, ToolCall
+from clawlab.capture import codec, runs as runs_
+from clawlab.capture.codec import NO_FRAME, pack_text, unpack_text
+from clawlab.capture.runs import RUN
+from clawlab.capture.store import Store
+from clawlab.records import Call, DataError, InputError, Message, Rollout, ToolCall
 
 ROOT = Path(__file__).parent.parent
 ARRAYS = ('prompt_ids', 'output_ids', 'logprobs', 'versions')
@@ -25,6 +28,30 @@ def same(a, b):
 @pytest.fixture
 def store(tmp_path):
     with Store.open(f'sqlite:///{tmp_path}/calls.db') as s: yield s
+
+def chain(n, rollout='r', start=0, words=60, tools=(dict(name='sh', description='d'*400, parameters={}),)):
+    "A linear rollout with bodies as an agent's: (call, body), ids `rollout.0`, `rollout.1`, ..."
+    rng, ms, prompt, prev = random.Random(f'{rollout}{start}'), [Message('system', 'You are an agent. '*50), Message('user', f'Task {rollout}.')], list(range(300)), None
+    for i in range(n):
+        out, cid = [rng.randrange(5000) for _ in range(20)], f'{rollout}.{i}'
+        body = json.dumps(dict(model='m', messages=[dict(role=m.role, content=m.content) for m in ms], tools=tools)).encode()
+        yield call(cid, i, prompt, out, rollout, parent_id=prev, anchor_id=prev, messages=tuple(ms), tools=tools, headers={'user-agent': 'x', 'content-length': str(len(body))},
+                   used=dict(seed=rng.randrange(1 << 31), temperature=1.0), response=Message('assistant', f'step {i}')), body
+        prompt, prev = prompt + out + [rng.randrange(5000) for _ in range(30)], cid
+        ms = [*ms, Message('assistant', f'step {i}'), Message('user', ' '.join(str(rng.randrange(10**6)) for _ in range(words)))]
+
+def fill(store, *args, **kw):
+    cs = list(chain(*args, **kw))
+    for f in [store.put_call(c, b) for c, b in cs]: f.result()
+    return cs
+
+def alter(store, sql, *args): store.writer.submit(lambda db: db.execute(sql, args) and None).result()
+
+def flipped(b, i=-10): b = bytearray(b); b[i] ^= 1; return bytes(b)
+
+def damage(store, call_id, column='text', i=-10):
+    old, = store.read(f'select {column} x from calls where call_id=?', call_id)
+    alter(store, f'update calls set {column}=? where call_id=?', flipped(old['x'], i), call_id)
 
 def python(code, *args, **kw):
     return subprocess.Popen([sys.executable, '-c', textwrap.dedent(code), *map(str, args)], cwd=ROOT, stdout=subprocess.PIPE, text=True, **kw)
@@ -55,10 +82,11 @@ def test_P48_linear_storage(store):
         ids, prev = np.concatenate([ids, c.output_ids, rng.integers(0, 9, 20)]), c.call_id
         ms += [c.response, Message('user', rng.bytes(100).hex())]
     d = store.summary()
-    assert d['prompt_tokens_kept'] == 4000 + 59*20
+    runs = -(-60//RUN)   # each begins with a call that stands on its own
+    assert d['prompt_tokens_kept'] == sum(4000 + 50*RUN*i for i in range(runs)) + (60 - runs)*20
     assert d['prompt_tokens_sent'] == sum(4000 + 50*i for i in range(60))
-    size = store.read('select sum(length(new_messages)) m, sum(length(body)) b from calls')[0]
-    assert size['m'] < 30_000 and size['b'] < 60_000
+    size = store.read('select sum(length(text)) t, sum(length(tokens)) k from calls')[0]
+    assert size['t'] < 90_000 and size['k'] < 60_000
     assert [json.loads(store.body(f'c{i}'))[-1] for i in (0, 31, 32, 59)] == [ms[2*i].content for i in (0, 31, 32, 59)]
 
 def test_forks_and_wrong_bases_are_exact(store):
@@ -83,14 +111,223 @@ def test_any_history_round_trips(steps):
         for c, d in zip(cs, store.calls('r'), strict=True): same(c, d)
         assert [store.body(c.call_id) for c in cs] == [bytes(p) for _, p, _ in steps]
 
+texts = st.text(st.sampled_from('ab\u00e9\ud800\0"\\'), max_size=6)
+values = st.recursive(st.none() | st.booleans() | st.integers(0, 3) | st.floats(0, 2) | texts, lambda x: st.lists(x, max_size=2) | st.dictionaries(texts, x, max_size=2), max_leaves=4)
+messages = st.lists(st.builds(Message, st.sampled_from(['user', 'assistant', 'tool']), texts, st.none() | texts, st.lists(st.builds(ToolCall, texts, texts, values, texts), max_size=2).map(tuple), st.none() | texts, st.booleans()), max_size=3).map(tuple)
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.binary(max_size=60), messages, st.dictionaries(texts, values, max_size=3), st.none() | messages.map(lambda ms: ms[0] if ms else None),
+                          st.lists(st.sampled_from(['yes', 'no', 'unknown']), max_size=3)), max_size=8))
+@settings(max_examples=25, deadline=None)
+def test_any_call_tree_round_trips_exactly(steps):
+    "Bodies, messages, parameters and replies of any shape, in a tree of any shape; and again after a restart between the writes."
+    with tempfile.TemporaryDirectory() as d:
+        cs, bodies, store = [], [], Store.open(f'{d}/s.db')
+        for i, (at, body, ms, used, response, delivered) in enumerate(steps):
+            if i == 4: store.close(); store = Store.open(f'{d}/s.db')
+            b = cs[at % len(cs)] if cs and at < 8 else None
+            cs.append(call(f'c{i}', i, [*(b.prompt_ids if b else ()), i], [i], parent_id=b and b.call_id, messages=(b.messages if b else ()) + ms, used={**(b.used if b else {}), **used},
+                           requested=used, response=response, delivered=tuple(delivered), t_start=i/3))
+            bodies.append(bodies[cs.index(b)] + body if b else body)
+            store.put_call(cs[-1], bodies[-1])
+        with store:
+            for c, x, raw in zip(cs, store.calls('r'), bodies, strict=True):
+                same(c, x); same(c, store.call(c.call_id)); assert store.body(c.call_id) == raw
+                assert [repr(sorted(d.items())) for d in (x.used, x.requested)] == [repr(sorted(d.items())) for d in (c.used, c.requested)]   # 1 is not True
+            assert store.verify()['ok']
+
 @given(st.binary(max_size=300), st.binary(max_size=300))
 @settings(deadline=None)
-def test_bodies_round_trip(a, b): assert unsqueeze(squeeze(a, b), b) == a
+def test_bodies_round_trip(a, b):
+    base = (call('c'), b)
+    assert unpack_text(pack_text(call('d'), a, base)[0], base)[0] == a
 
-def test_large_bodies_against_each_other():
+def test_large_bodies_against_each_other(store):
     a = os.urandom(9_000_000); b = a[:-5] + b'other' + b'tail'
-    z = squeeze(b, a)
-    assert len(z) < 50_000 and unsqueeze(z, a) == b
+    store.put_call(call('a'), a); store.put_call(call('b', 1, parent_id='a'), b).result()
+    assert store.read("select length(text) n from calls where call_id='b'")[0]['n'] < 1000 and store.body('b') == b and store.body('a') == a
+
+# ---------------------------------------------------------------- reading is bounded, and so is damage
+
+def counted(monkeypatch):
+    "How often something is decoded: calls, and frames."
+    n = []
+    monkeypatch.setattr(runs_, 'decode', lambda *a, **kw: n.append(1) or codec.decode(*a, **kw))
+    plain = NO_FRAME.unzip   # of the two halves of a frame one is counted
+    monkeypatch.setattr(NO_FRAME, 'unzip', lambda data, kind: (n.append(1) if kind == 'ids' and sys._getframe(1).f_code.co_name == 'copies' else 0) or plain(data, kind))
+    return n
+
+def test_any_call_is_read_in_16_decodes(tmp_path, monkeypatch):
+    with Store.open(tmp_path/'s.db') as s:
+        cs = [*fill(s, 20, 'q'), *fill(s, 100)]
+        assert s.read('select max(frame) n from calls')[0]['n']
+    for c, raw in cs[20::7] + cs[-1:]:
+        with Store.open(tmp_path/'s.db') as s, monkeypatch.context() as m:
+            n = counted(m)
+            same(s.call(c.call_id), c); assert 1 <= len(n) <= 16, (c.call_id, len(n))
+            assert s.body(c.call_id) == raw
+
+def test_a_damaged_call_takes_14_others_with_it_at_most(store, caplog):
+    "In a long chain, and in a star of forks; what is left is exact, and says what is lost."
+    cs = dict((c.call_id, c) for c, _ in fill(store, 40))
+    for i in range(30): store.put_call(call(f'f{i}', 40 + i, (1, 2, 3, 4, i), (i,), parent_id='r.3', messages=cs['r.3'].messages), b'fork')
+    sizes = store.read('select coalesce(run, id) head, count(*) n from calls group by 1')
+    assert max(r['n'] for r in sizes) <= RUN == 15
+    for cid in ('r.0', 'r.15', 'r.7', 'f29'):
+        old = store.read('select text from calls where call_id=?', cid)[0]['text']
+        damage(store, cid)
+        caplog.clear()
+        r = store.calls('r'); gone = {*cs, *(f'f{i}' for i in range(30))} - {c.call_id for c in r}
+        assert cid in gone and len(gone) <= 15 and str(len(gone)) + ' of 70 calls are damaged' in caplog.text and cid in caplog.text
+        for c in r:
+            if c.call_id in cs: same(c, cs[c.call_id])
+        with pytest.raises(DataError, match=cid): store.body(cid)
+        alter(store, 'update calls set text=? where call_id=?', old, cid)
+    assert len(store.calls('r')) == 70
+
+def test_forks_from_a_full_run_share_the_next(store):
+    cs = fill(store, 30)
+    for i in range(10): store.put_call(replace(cs[5][0], call_id=f'f{i}', seq=30 + i, parent_id='r.4'), cs[5][1] + b' '*i)
+    assert store.read("select count(*) n from calls where call_id like 'f%' and base is null")[0]['n'] <= 1
+    assert store.body('f7') == cs[5][1] + b' '*7
+
+def test_a_rollout_of_a_known_kind_costs_little_from_its_first_call(store):
+    fill(store, 12, 'a', words=200)
+    one = store.read('select sum(length(text)) n from calls')[0]['n']
+    fill(store, 1, 'b', words=200); first, = store.read("select length(text) n, frame from calls where rollout_id='b'")
+    assert first['frame'] and first['n'] < 300 < one/10
+
+def test_frames_are_kept_twice(tmp_path):
+    "Either copy of a frame may be damaged; with both, what was written with it is lost, and nothing else."
+    with Store.open(tmp_path/'s.db') as s:
+        fill(s, 12, 'a'); cs = fill(s, 12, 'b')
+        f, = s.read('select * from frames')
+        alter(s, 'update frames set text=?', flipped(f['text']))
+    with Store.open(tmp_path/'s.db') as s:
+        for c, x in zip(cs, s.calls('b'), strict=True): same(c[0], x)
+        v = s.verify()
+        assert not v['ok'] and v['calls']['damaged'] == {} and 'one of its two copies' in v['damaged'][f"frame {f['id']}"]
+        s.gc(); assert s.verify()['ok']
+        damage(s, 'a.0')
+    with Store.open(tmp_path/'s.db') as s:
+        assert len(s.calls('b')) == 12 and len(s.calls('a')) == 0
+        alter(s, 'update frames set text=?', flipped(f['text']))
+    with Store.open(tmp_path/'s.db') as s:
+        assert s.calls('b') == [] and 'frame' in s.verify()['calls']['damaged']['b.0']
+
+BLOBS = dict(text='text', tokens='tokens', hash='hash')
+
+@pytest.mark.parametrize('column', ['text', 'tokens', 'hash'])
+@pytest.mark.parametrize('where', [0, .3, .7, 1])
+def test_verify_finds_a_flipped_bit(store, column, where):
+    cs = fill(store, 6)
+    assert store.verify()['ok'] and store.verify()['calls']['complete'] == 6
+    n = len(store.read(f"select {column} x from calls where call_id='r.2'")[0]['x'])
+    damage(store, 'r.2', column, min(int(where*n), n - 1))
+    v = store.verify()
+    assert not v['ok'] and set(v['calls']['damaged']) == {f'r.{i}' for i in range(2, 6)} and v['calls']['complete'] == 2
+    assert 'based on' in v['calls']['damaged']['r.3'] and 'based on' not in v['calls']['damaged']['r.2'] and 'r' in v['rollouts']['incomplete']
+    assert [c.call_id for c in store.calls('r')] == ['r.0', 'r.1']
+
+@pytest.mark.parametrize('sql,says', [("update calls set base=99 where call_id='r.2'", 'based on'), ("delete from calls where call_id='r.2'", 'based on'),
+    ("update calls set rollout_id='s' where call_id='r.5'", 'based on'), ("update calls set seq=9 where call_id='r.5'", 'hash'), ("update calls set prompt=3 where call_id='r.5'", 'lengths'),
+    ("update calls set output=3 where call_id='r.5'", 'lengths'), ("update calls set role='boss' where call_id='r.5'", 'role'), ("update calls set delivered='yx' where call_id='r.5'", "'x'"),
+    ("update calls set tools='x' where call_id='r.5'", 'tools'), ("update calls set frame=7 where call_id='r.5'", 'frame'), ("update calls set reason='12345678\"x\"' where call_id='r.5'", 'reason'),
+    ("update calls set base=(select id from calls where call_id='r.1') where call_id='r.5'", '')])
+def test_verify_says_what_is_wrong_with_a_row(store, sql, says):
+    fill(store, 6); alter(store, sql)
+    v = store.verify()
+    assert not v['ok'] and says in ' '.join(v['calls']['damaged'].values())
+
+def test_verify_says_what_is_complete(store):
+    fill(store, 3, 'a'); fill(store, 2, 'b'); fill(store, 1, 'c')
+    store.put_rollout(Rollout('a', 't', 'h', outcome='ok', reward=1.)); store.put_rollout(Rollout('b', 't', 'h'))
+    store.put_call(replace(call('a.3', 3, rollout='a', finish='aborted', out=()), delivered=()))
+    store.put_call(call('c.2', 2, rollout='c', parent_id='c.1'))
+    store.set_delivered('a.0', ('yes',)); store.set_delivered('a.1', ('yes', 'unknown'))
+    v = store.verify()
+    assert v['ok'] and v['rollouts']['complete'] == 1 and v['rollouts']['open'] == ['b', 'c'] and list(v['rollouts']['incomplete']) == ['c']
+    assert 'call 1 is absent' in v['rollouts']['incomplete']['c']
+    assert (v['calls']['total'], v['calls']['unfinished'], v['calls']['delivery_unknown']) == (8, 1, 6)
+
+def test_a_damaged_record_of_a_rollout(store, caplog):
+    for i in 'ab': store.put_rollout(Rollout(i, 't', 'h', outcome='ok', reward=1.))
+    alter(store, "update rollouts set reward=0 where rollout_id='a'")
+    assert [r.rollout_id for r in store.rollouts()] == ['b'] and 'reward' in caplog.text and 'rollout a' in store.verify()['damaged']
+    with pytest.raises(DataError, match='reward'): store.rollout('a')
+
+def test_a_rollout_with_lost_calls_is_not_trained_on(store):
+    fill(store, 5); store.put_rollout(Rollout('r', 't', 'h', outcome='ok', reward=1.))
+    damage(store, 'r.3')
+    r = store.rollout('r')
+    assert r.dropped_reason == '2 of 5 calls are damaged' and set(r.meta['damaged']) == {'r.3', 'r.4'} and len(r.calls) == 3
+
+@pytest.mark.parametrize('seed', range(40))
+def test_flipped_bytes_in_the_file(tmp_path_factory, seed):
+    "Whatever byte of the file is damaged: it is found, or nothing that is read has changed. Reading never fails in the middle, and what comes back is exact."
+    d = tmp_path_factory.getbasetemp()/'flip.db'
+    if not d.exists():
+        with Store.open(d) as s:
+            for r in 'abc': fill(s, 17, r); s.put_rollout(Rollout(r, 't', 'h', outcome='ok', reward=.5))
+            s.set_role('a.3', 'side', 'corrected'); s.set_delivered('a.4', ('yes',))
+        with sqlite3.connect(d) as db: db.execute('pragma wal_checkpoint(truncate)')
+    with Store.open(d) as s: before = {c.call_id: c for r in s.rollouts(with_calls=True) for c in r.calls}
+    f = tmp_path_factory.mktemp('flip')/'s.db'; shutil.copy(d, f)
+    data, rng = bytearray(f.read_bytes()), random.Random(seed)
+    for _ in range(1 + seed % 3): data[rng.randrange(100, len(data))] ^= rng.randrange(1, 256)
+    f.write_bytes(data)
+    logging.getLogger('clawlab.store').setLevel(logging.CRITICAL)
+    try: s = Store.open(f)
+    except InputError: return   # said in one line: the file can't be opened
+    with s:
+        v, got = s.verify(), {}
+        for r in 'abc':
+            try: got |= {c.call_id: c for c in s.calls(r)}
+            except DataError: assert not v['ok']
+        for k, c in got.items(): same(c, before[k])
+        assert not v['ok'] or len(got) == len(before), v
+
+def test_gc_frees_what_nothing_refers_to(store):
+    fill(store, 20); store.put_rollout(Rollout('r', 't', 'h', outcome='ok', reward=1.))
+    store.put_call(call('big', 0, rollout='s', tools=(dict(name='gone'),)), os.urandom(400_000)).result()
+    alter(store, "delete from calls where call_id='big'")
+    d = store.gc()
+    assert d['tools'] == 1 and d['bytes'] > 350_000 and len(store.calls('r')) == 20 and store.verify()['ok']
+    fill(store, 3, 'after'); assert len(store.calls('after')) == 3 and store.gc()['tools'] == 0
+
+def test_gc_leaves_a_damaged_store_alone(store):
+    fill(store, 3); damage(store, 'r.1')
+    with pytest.raises(DataError, match='verify'): store.gc()
+
+def test_a_restart_goes_on_where_it_was(tmp_path):
+    "Runs, kinds and frames are known again from the disk: the same rows as without a restart."
+    def rows(path): 
+        with Store.open(path) as s: return [tuple(r) for r in s.read('select call_id, base, run, frame, kind, kept from calls order by id')]
+    cs = [*chain(20, 'a'), *chain(40, 'b')]
+    with Store.open(tmp_path/'one.db') as s:
+        for c, b in cs: s.put_call(c, b).result()
+    for c, b in cs:
+        with Store.open(tmp_path/'two.db') as s: s.put_call(c, b).result()
+    assert rows(tmp_path/'one.db') == rows(tmp_path/'two.db')
+
+def test_a_damaged_base_lends_nothing(tmp_path):
+    with Store.open(tmp_path/'s.db') as s: cs = list(chain(4)); [s.put_call(c, b).result() for c, b in cs[:3]]; damage(s, 'r.2')
+    with Store.open(tmp_path/'s.db') as s:
+        s.put_call(*cs[3]).result()
+        same(s.call('r.3'), cs[3][0]); assert s.body('r.3') == cs[3][1]
+
+def test_durability_is_a_setting(tmp_path, monkeypatch):
+    flush = lambda s: s.writer.submit(lambda db: db.execute('pragma synchronous').fetchone()[0]).result()
+    with Store.open(tmp_path/'a.db') as s: assert flush(s) == 1     # NORMAL: survives kill -9
+    with Store.open(tmp_path/'b.db', durable='power') as s: assert flush(s) == 2
+    monkeypatch.setenv('CLAWLAB_STORE_DURABLE', 'power')
+    with Store.open(tmp_path/'a.db') as s: assert flush(s) == 2
+    with pytest.raises(InputError, match='process, power'): Store.open(tmp_path/'a.db', durable='maybe')
+
+def test_a_store_of_an_older_clawlab_is_one_clear_line(tmp_path):
+    db = sqlite3.connect(tmp_path/'old.db'); db.execute('create table calls(call_id text)'); db.execute('pragma user_version=1'); db.close()
+    with pytest.raises(InputError, match='format 1; this clawlab reads format 2'): Store.open(tmp_path/'old.db')
+    db = sqlite3.connect(tmp_path/'other.db'); db.execute('create table things(x)'); db.close()
+    with pytest.raises(InputError, match='no store of clawlab'): Store.open(tmp_path/'other.db')
 
 def test_a_bad_write_fails_alone(store):
     good, twice, after = store.put_call(call('c1')), store.put_call(call('c1')), store.put_call(call('c2', 1, (1, 2, 3, 4, 9), anchor_id='c1'))
@@ -191,9 +428,9 @@ def test_rollouts_filters_and_order(store):
 def test_bad_stores_are_one_clear_line(tmp_path):
     (tmp_path/'text').write_text('this is no database, but it is long enough to be looked at as one' * 20)
     newer = tmp_path/'newer.db'; db = sqlite3.connect(newer); db.execute('pragma user_version=99'); db.close()
-    for url in ('mysql://x', f'{tmp_path}/no/folder/s.db', tmp_path/'text', newer):
+    for url in ('mysql://x', f'{tmp_path}/no/folder/s.db', tmp_path/'text', newer, 'postgresql://u:secret@localhost:1/x'):
         with pytest.raises(InputError) as e: Store.open(url)
-        assert '\n' not in str(e.value)
+        assert '\n' not in str(e.value) and 'secret' not in str(e.value)
     with pytest.raises(InputError, match='no store'): Store.open(tmp_path/'missing.db', create=False)
     with Store.open(tmp_path/'s.db') as s, pytest.raises(InputError, match='no rollout'): s.rollout('x')
 
