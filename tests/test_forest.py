@@ -189,7 +189,8 @@ def test_the_models_own_attention_is_restored():
 def test_refusals():
     long = build_tree([call(0, 0, list(range(20)), [3, 4])])
     with pytest.raises(InputError, match='22 tokens'): pack([long], 21)
-    with pytest.raises(InputError, match='media'): pack([build_tree([call(0, 0, [1, 2, 2], [3], media=((1, 2, 'ab'),))])])
+    for media in ((1, 2, 'ab'), (-1, 0, 'ab')):   # located in the prompt, and only known to be in it
+        with pytest.raises(InputError, match='media'): pack([build_tree([call(0, 0, [1, 2, 2], [3], media=(media,))])])
     f, = pack([long])
     with pytest.raises(InputError, match='window'): logprobs(MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=16)), f)
     assert torch.isfinite(logprobs(MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=22)), f)).all()

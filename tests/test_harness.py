@@ -1,5 +1,5 @@
 """Harnesses in real sandboxes against the real proxy with a scripted engine; clawlab's own loop against a nasty endpoint."""
-import asyncio, json, os, sys, threading
+import asyncio, json, os, sys, threading, tomllib
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
@@ -122,6 +122,15 @@ def test_variants(tmp_path):
     assert read_spec(d).run.env == {'A': '1', 'B': '2'} and read_spec(d, 'two').run.env == {'A': '1', 'B': '3'}
     with pytest.raises(InputError, match='no variant'): read_spec(d, 'three')
     with pytest.raises(InputError, match='unknown harness'): load('nobody')
+
+def test_codex_is_told_window_address_and_key():
+    h = load('codex')
+    argv, env, files = h.command('do it', 'policy', 'http://127.0.0.1:1/s/x/', 'KEY', window=8192)
+    d = tomllib.loads(files['~/.codex/config.toml'])
+    p = d['model_providers']['clawlab']
+    assert (d['model'], d['model_context_window'], p['base_url'], p['wire_api'], h.dialect) == ('policy', 8192, 'http://127.0.0.1:1/s/x/v1', 'responses', 'responses')
+    assert env[p['env_key']] == 'KEY' and 'KEY' not in ''.join([*argv, *files.values()]) and argv[-2:] == ['--', 'do it']
+    assert h.max_calls == h.spec.turns and load('react').max_calls is None   # who counts the turns
 
 def test_lock_files_pin_everything_and_name_no_host():
     for n in known():

@@ -45,7 +45,7 @@ class Spec(Strict):
     "A `harness.toml`, without its variants."
     name: str
     version: str
-    dialect: Literal['chat', 'anthropic']
+    dialect: Literal['chat', 'anthropic', 'responses']
     turns: int            # model calls at most, per run
     install: Install
     run: Run
@@ -54,7 +54,7 @@ class Spec(Strict):
     expect: Expect = Expect()
 
 # %% ../../nbs/21_launch.harness.ipynb #803a6a2e
-FIELDS = ('dir', 'instruction', 'model', 'base_url', 'api_key', 'turns', 'seconds')
+FIELDS = ('dir', 'instruction', 'model', 'base_url', 'api_key', 'turns', 'seconds', 'window')
 
 def fill(template: str, values: dict) -> str:
     "Replace `{field}` by its value; other braces stay."
@@ -104,6 +104,10 @@ class Harness:
     @property
     def expect(self) -> Expect: return self.spec.expect
     @property
+    def max_calls(self) -> int | None:
+        "What the proxy has to count, for a program that has no turn limit of its own."
+        return None if any('{turns}' in a for a in self.spec.run.argv) else self.spec.turns
+    @property
     def dir(self) -> Path:
         "The installation on this machine."
         return self.source if self.spec.install.kind == 'builtin' else home()/'harnesses'/f'{self.spec.name}-{self.version}'
@@ -151,11 +155,12 @@ def binds(self: Harness) -> tuple[tuple[str, str], ...]:
 Harness.binds = property(binds)
 
 def command(self: Harness, instruction: str, model: str, base_url: str, # the session's address, without /v1
-            api_key: str, limits=None                                   # the sandbox's; gives {seconds}
+            api_key: str, limits=None,                                  # the sandbox's; gives {seconds}
+            window: int | None = None                                   # tokens that the engine can hold; gives {window}
            ) -> tuple[list[str], dict[str, str], dict[str, str]]:       # argv, environment, files to put
     "How to run this harness on a task."
     v = dict(dir=self.inside, instruction=instruction, model=model, base_url=base_url.rstrip('/'), api_key=api_key, turns=self.spec.turns,
-             seconds=int(getattr(limits, 'seconds', None) or 3600))
+             seconds=int(getattr(limits, 'seconds', None) or 3600), window=window or 1 << 17)
     r = self.spec.run
     return [fill(a, v) for a in r.argv], {k: fill(t, v) for k, t in r.env.items()}, {k: fill(t, v) for k, t in r.files.items()}
 Harness.command = command

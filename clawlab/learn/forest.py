@@ -89,7 +89,7 @@ def pack(trees: Sequence[Tree], budget: int | None = None) -> list[Forest]:
     "Packs the trained paths of the trees into forests of at most `budget` tokens, equal prefixes merged across trees."
     trie, ends, size = Trie(), [], [len(t.ids_T) for t in trees]
     for r, t in enumerate(trees):
-        if t.media: raise InputError(f'rollout {t.rollout_id} contains media; text-only training refuses it')
+        if t.media or any(c.media for c in t.calls): raise InputError(f'rollout {t.rollout_id} contains media; text-only training refuses it')
         for leaf in t.leaves:
             p = t.path_positions(leaf); ends.append((r, p, trie.insert(t.ids_T[p].astype(np.int64))))
     f, to = flatten(trie), [np.full(n, -1, np.int64) for n in size]

@@ -8,7 +8,7 @@ import json, re
 from typing import Iterator
 from ...records import Message, ToolCall, InputError
 from ..chat import Reply
-from .base import (Request, tool_id, unplaceholder, get, need, positive, checked, extras, blocks_of, stop_of, sse, slices)
+from .base import (Request, Seen, media_id, tool_id, unplaceholder, get, need, positive, checked, extras, once, history, blocks_of, stop_of, sse, slices)
 
 NAME, PATHS = 'anthropic', ('/v1/messages',)
 
@@ -17,17 +17,21 @@ __all__ = ['NAME', 'PATHS', 'SAMPLING', 'block_text', 'blocks', 'content_text', 
            'usage_json', 'body', 'events', 'error', 'error_event', 'keepalive', 'overflow_message']
 
 # %% ../../../nbs/11b_capture.dialects.anthropic.ipynb #31e971c8
-def block_text(b, path: str, unknown: set) -> str:
-    "Text of one content block that isn't a tool call or result."
+_BLOCK = ('type', 'text', 'source', 'title', 'context', 'tool_name', 'content')
+
+def block_text(b, path: str, seen: Seen) -> str:
+    "Text of one content block that isn't a tool call or result; a placeholder for media."
     kind = need(b, 'type', str, path)
-    unknown |= extras(b, ('type', 'text', 'source', 'title', 'tool_name', 'content'))
+    seen |= extras(b, _BLOCK)
     if kind == 'text': return need(b, 'text', str, path)
-    if kind == 'image': return '[image]'
+    if kind == 'tool_reference': return f'[tool: {need(b, "tool_name", str, path)}]'
+    if kind == 'search_result': return '\n'.join(filter(None, (get(b, 'title', str, path), content_text(b.get('content'), path, seen))))
     if kind == 'document':
         src = need(b, 'source', dict, path)
-        return need(src, 'data', str, path) if src.get('type') == 'text' else '[document]'
-    if kind == 'tool_reference': return f'[tool: {need(b, "tool_name", str, path)}]'
-    unknown.add(f'content[].type={kind}')
+        if src.get('type') == 'text': return need(src, 'data', str, path)
+        if src.get('type') == 'content': return content_text(src.get('content'), path, seen)
+    if kind in ('image', 'document'): seen.media.append(media_id(b.get('source')))
+    else: seen.add(f'content[].type={kind}')
     return f'[{kind}]'
 
 def blocks(content, path: str) -> list:
@@ -38,77 +42,86 @@ def blocks(content, path: str) -> list:
     for i, b in enumerate(content): need(b, 'type', str, f'{path}content.{i}.')
     return content
 
-def content_text(content, path: str, unknown: set) -> str:
+def content_text(content, path: str, seen: Seen) -> str:
     "All text of a content, blocks joined by a newline."
-    return '\n'.join(block_text(b, f'{path}content.{i}.', unknown) for i, b in enumerate(blocks(content, path)))
+    return '\n'.join(block_text(b, f'{path}content.{i}.', seen) for i, b in enumerate(blocks(content, path)))
 
 # %% ../../../nbs/11b_capture.dialects.anthropic.ipynb #9d49c957
-def _user(content, path, unknown) -> Iterator[Message]:
+def _user(content, path, seen) -> Iterator[Message]:
     text = None  # None: no text block since the last tool result
     bs = blocks(content, path)
     for i, b in enumerate(bs):
         at = f'{path}content.{i}.'
         if b['type'] != 'tool_result':
-            t = block_text(b, at, unknown)
+            t = block_text(b, at, seen)
             text = t if text is None else f'{text}\n{t}'
             continue
-        if text is not None: yield Message('user', text); text = None
-        unknown |= extras(b, ('type', 'tool_use_id', 'content', 'is_error'))
-        yield Message('tool', content_text(b.get('content'), at, unknown), tool_call_id=need(b, 'tool_use_id', str, at),
-                      is_error=get(b, 'is_error', bool, at, False))
-    if text is not None or not bs: yield Message('user', text or '')
+        if text is not None: yield Message('user', text, media=seen.take()); text = None
+        seen |= extras(b, ('type', 'tool_use_id', 'content', 'is_error'))
+        yield Message('tool', content_text(b.get('content'), at, seen), tool_call_id=need(b, 'tool_use_id', str, at),
+                      is_error=get(b, 'is_error', bool, at, False), media=seen.take())
+    if text is not None or not bs: yield Message('user', text or '', media=seen.take())
 
-def _assistant(content, path, unknown) -> Message:
+def _assistant(content, path, seen) -> Message:
     texts, thinks, calls = [], [], []
     for i, b in enumerate(blocks(content, path)):
         at, kind = f'{path}content.{i}.', b['type']
         if kind == 'thinking': thinks.append(need(b, 'thinking', str, at))
-        elif kind == 'redacted_thinking': unknown.add('content[].type=redacted_thinking')
+        elif kind == 'redacted_thinking': seen.add('content[].type=redacted_thinking')  # another model's, and unreadable
         elif kind == 'tool_use':
             args = need(b, 'input', dict, at)
             calls.append(ToolCall(need(b, 'id', str, at), need(b, 'name', str, at), args, json.dumps(args, ensure_ascii=False)))
-        else: texts.append(block_text(b, at, unknown))
-        if kind in ('thinking', 'tool_use'): unknown |= extras(b, ('type', 'thinking', 'signature', 'id', 'name', 'input'))
-    return Message('assistant', unplaceholder('\n'.join(texts)), '\n'.join(filter(None, thinks)) or None, tuple(calls))
+        else: texts.append(block_text(b, at, seen))
+        if kind in ('thinking', 'tool_use'): seen |= extras(b, ('type', 'thinking', 'signature', 'id', 'name', 'input'))
+    return Message('assistant', unplaceholder('\n'.join(texts)), '\n'.join(filter(None, thinks)) or None, tuple(calls), media=seen.take())
 
 # %% ../../../nbs/11b_capture.dialects.anthropic.ipynb #4759391d
 _NONCE = 'x-anthropic-billing-header:'
 
-def system_text(system, unknown: set) -> str:
+def system_text(system, seen: Seen) -> str:
     "The top-level system prompt without the billing nonce."
     if isinstance(system, str): return re.sub(rf'\A{_NONCE}[^\n]*\n?', '', system)
     bs = blocks(system, 'system.')
     drop = next((i for i, b in enumerate(bs) if str(b.get('text', '')).startswith(_NONCE)), None)
-    return '\n'.join(block_text(b, f'system.{i}.', unknown) for i, b in enumerate(bs) if i != drop)
+    return '\n'.join(block_text(b, f'system.{i}.', seen) for i, b in enumerate(bs) if i != drop)
 
-def _tool(t, path, unknown) -> dict | None:
-    if need(t, 'name', str, path) and 'input_schema' not in t: unknown.add(f'tools[].type={t.get("type")}'); return None
-    unknown |= extras(t, ('type', 'name', 'description', 'input_schema'), 'tools[].')
+def _tool(t, path, seen) -> dict | None:
+    if need(t, 'name', str, path) and 'input_schema' not in t: seen.add(f'tools[].type={t.get("type")}'); return None
+    seen |= extras(t, ('type', 'name', 'description', 'input_schema'), 'tools[].')
     return dict(name=t['name'], description=get(t, 'description', str, path, ''), parameters=need(t, 'input_schema', dict, path))
 
 # %% ../../../nbs/11b_capture.dialects.anthropic.ipynb #8f6c2e19
-SAMPLING = dict(temperature='temperature', top_p='top_p', top_k='top_k', stop_sequences='stop')
+def _turn(m, at, seen) -> tuple[Message, ...]:
+    "Canonical messages of one wire message."
+    role = need(m, 'role', str, at)
+    if role == 'user': return tuple(_user(m.get('content'), at, seen))
+    if role == 'assistant': return (_assistant(m.get('content'), at, seen),)
+    if role == 'system': return (Message('system', content_text(m.get('content'), at, seen), media=seen.take()),)  # in place, never hoisted
+    raise InputError(f'{at}role: unknown role {role!r}')
+
+def _head(body, seen) -> tuple[Message, ...]:
+    return (Message('system', text, media=seen.take()),) if (text := system_text(body.get('system'), seen)) else ()
+
+def _tools(body, seen) -> tuple[dict, ...]:
+    return tuple(filter(None, (_tool(t, f'tools.{i}.', seen) for i, t in enumerate(get(body, 'tools', list, default=[])))))
+
+SAMPLING = dict(temperature='temperature', top_p='top_p', top_k='top_k', stop_sequences='stop', tool_choice='tool_choice')
 _KNOWN = ('model', 'messages', 'system', 'tools', 'stream', 'max_tokens', *SAMPLING)
 
 def parse_request(body: dict, headers=None) -> Request:
     "The request in `body`; InputError names the field that is wrong."
     body = checked(body)
-    ms, unknown, out = need(body, 'messages', list), extras(body, _KNOWN), []
+    ms, seen = need(body, 'messages', list), Seen()
+    seen |= extras(body, _KNOWN)
     if not ms: raise InputError('messages: at least one message is required')
-    if text := system_text(body.get('system'), unknown): out.append(Message('system', text))
-    for i, m in enumerate(ms):
-        at, role = f'messages.{i}.', need(m, 'role', str, f'messages.{i}.')
-        if role == 'user': out += _user(m.get('content'), at, unknown)
-        elif role == 'assistant': out.append(_assistant(m.get('content'), at, unknown))
-        elif role == 'system': out.append(Message('system', content_text(m.get('content'), at, unknown)))  # in place, never hoisted
-        else: raise InputError(f'{at}role: unknown role {role!r}')
+    out = once(body, 'head', seen, lambda seen: _head(body, seen)) + history(ms, seen, lambda m, i, seen: _turn(m, f'messages.{i}.', seen))
     if out[-1].role == 'assistant': raise InputError('This model does not support assistant message prefill. The conversation must end with a user message.')
-    tools = (_tool(t, f'tools.{i}.', unknown) for i, t in enumerate(get(body, 'tools', list, default=[])))
-    return Request(NAME, need(body, 'model', str), tuple(out), tuple(filter(None, tools)), get(body, 'stream', bool, default=False),
-                   positive(body, 'max_tokens'), {v: body[k] for k, v in SAMPLING.items() if body.get(k) is not None}, tuple(sorted(unknown)))
+    tools = once(body, 'tools', seen, lambda seen: _tools(body, seen))
+    return Request(NAME, need(body, 'model', str), out, tools, get(body, 'stream', bool, default=False),
+                   positive(body, 'max_tokens'), {v: body[k] for k, v in SAMPLING.items() if body.get(k) is not None}, tuple(sorted(seen)))
 
 # %% ../../../nbs/11b_capture.dialects.anthropic.ipynb #19d2a9f9
-def items(reply: Message | Reply, call_id: str) -> list[dict]:
+def items(reply: Message | Reply, call_id: str, request: Request | None = None) -> list[dict]:
     "Served blocks in order: thinking, text, tool_use."
     out, n = [], 0
     for i, (kind, v) in enumerate(blocks_of(reply)):

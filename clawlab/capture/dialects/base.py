@@ -4,15 +4,16 @@
 
 # %% ../../../nbs/11_capture.dialects.ipynb #2862dee6
 from __future__ import annotations
-import hashlib, json
+import binascii, hashlib, json
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from ...records import Message, InputError
-from ..chat import Reply, shallow
+from ..chat import Reply, shallow, strict_json
 
 # %% auto #0
-__all__ = ['EMPTY', 'Request', 'Usage', 'tool_id', 'unplaceholder', 'get', 'need', 'positive', 'tidy', 'checked', 'extras',
-           'blocks_of', 'stop_of', 'sse', 'slices']
+__all__ = ['EMPTY', 'Request', 'Usage', 'tool_id', 'unplaceholder', 'get', 'need', 'positive', 'tidy', 'Kept', 'checked',
+           'extras', 'arguments', 'media_id', 'Seen', 'once', 'history', 'content_text', 'blocks_of', 'stop_of', 'sse',
+           'slices']
 
 # %% ../../../nbs/11_capture.dialects.ipynb #9c14d88d
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Request:
     sampling: dict = field(default_factory=dict)  # as asked for by the harness; the laboratory overrides it
     unknown: tuple[str, ...] = ()     # fields tolerated and not acted upon
     include_usage: bool = True        # streams: may usage come as a chunk of its own?
+    wire: dict = field(default_factory=dict)  # tools that aren't plain functions: name -> (kind, name on the wire, namespace)
+    previous: str = ''                # call that `messages` continue, when they hold only what is new
 
 class Usage(NamedTuple):
     "Token counts of one call; any pair does."
@@ -65,15 +68,20 @@ def positive(d: dict, key: str) -> int | None:
     if (v := get(d, key, int)) is not None and v < 1: raise InputError(f'{key}: must be 1 or more')
     return v
 
-# %% ../../../nbs/11_capture.dialects.ipynb #182f590b
+# %% ../../../nbs/11_capture.dialects.ipynb #8115ff96
 def tidy(x: Any) -> Any:
     "`x` with lone surrogates replaced, wherever they are."
     if isinstance(x, str): return x.encode('utf-8', 'replace').decode()
     if isinstance(x, list): return [tidy(v) for v in x]
     return {tidy(k): tidy(v) for k, v in x.items()} if isinstance(x, dict) else x
 
+class Kept(dict):
+    "A part of a request that outlives it: its text is legal, and `memo` holds what was made of it."
+    def __init__(self, d, memo: dict | None = None): super().__init__(d); self.memo = {} if memo is None else memo
+
 def checked(body) -> dict:
     "The body as an object of legal text."
+    if isinstance(body, Kept): return body
     if not isinstance(body, dict): raise InputError('body: expected an object')
     if not shallow(body, 250): raise InputError('body: nested too deeply')
     try: json.dumps(body, ensure_ascii=False).encode()
@@ -83,6 +91,54 @@ def checked(body) -> dict:
 def extras(d: dict, known, path='') -> set[str]:
     "Fields of `d` that nobody acts upon."
     return {f'{path}{k}' for k in d if k not in known}
+
+def arguments(text: str):
+    "Parsed arguments of a call; the text itself where it isn't JSON (a harness may replay what a policy got wrong)."
+    try: return strict_json(text)
+    except (ValueError, RecursionError): return text
+
+# %% ../../../nbs/11_capture.dialects.ipynb #903c348e
+_HOLDS = ('image_url', 'input_audio', 'file', 'source', 'data', 'file_data', 'url', 'file_url', 'file_id')
+
+def media_id(part) -> str:
+    "sha256 (hex) of what a media part holds: its decoded bytes, else its address."
+    while isinstance(part, dict) and (key := next((k for k in _HOLDS if part.get(k)), '')): part = part[key]
+    text = part if isinstance(part, str) else json.dumps(part, sort_keys=True)
+    try: data = binascii.a2b_base64(text.partition(',')[2] if text.startswith('data:') else text, strict_mode=True)
+    except ValueError: data = text.encode('utf-8', 'replace')
+    return hashlib.sha256(data).hexdigest()
+
+class Seen(set):
+    "Fields and kinds that nobody acts upon, and the fingerprints of the media met since `take`."
+    def __init__(self): super().__init__(); self.media = []
+    def take(self) -> tuple[str, ...]:
+        out, self.media = tuple(self.media), []
+        return out
+
+def once(part, name: str, seen: Seen, make):
+    "`make(seen)`; on a `Kept` part it is made once, and later only its remarks are repeated."
+    if (memo := getattr(part, 'memo', None)) is None: return make(seen)
+    if name not in memo: memo[name] = make(fresh := Seen()), frozenset(fresh)
+    value, remarks = memo[name]
+    seen |= remarks
+    return value
+
+def history(parts: list, seen: Seen, make) -> tuple:
+    "All that `make(part, index, seen)` gives for the parts of a request, joined; what an earlier request had already begun with is not made again."
+    n = len(parts)
+    while n and 'history' not in getattr(parts[n-1], 'memo', ()): n -= 1
+    out, remarks = parts[n-1].memo['history'] if n else ((), frozenset())
+    for i in range(n, len(parts)):
+        out += tuple(make(parts[i], i, fresh := Seen())); remarks |= fresh
+        if i >= len(parts) - 2 and isinstance(parts[i], Kept): parts[i].memo['history'] = out, remarks   # the last one is often replaced
+    seen |= remarks
+    return out
+
+def content_text(content, path: str, seen: Seen, part_text) -> str:
+    "Text of a content that is null, a string or a list of parts; `part_text(part, path, seen)` reads one."
+    if content is None or isinstance(content, str): return content or ''
+    if not isinstance(content, list): raise InputError(f'{path}content: expected a string or a list')
+    return '\n'.join(part_text(p, f'{path}content.{i}.', seen) for i, p in enumerate(content))
 
 # %% ../../../nbs/11_capture.dialects.ipynb #0aaf6a10
 def blocks_of(reply: Message | Reply) -> list[tuple]:

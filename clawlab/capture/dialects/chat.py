@@ -7,82 +7,83 @@ from __future__ import annotations
 import json, time
 from typing import Iterator
 from ...records import Message, ToolCall, InputError
-from ..chat import Reply, strict_json
-from .base import (Request, tool_id, unplaceholder, get, need, positive, checked, extras, blocks_of, stop_of, sse, slices)
+from ..chat import Reply
+from .base import (Request, Seen, arguments, content_text, media_id, tool_id, unplaceholder, get, need, positive, checked, extras, once, history,
+                                           blocks_of, stop_of, sse, slices)
 
 NAME, PATHS = 'chat', ('/v1/chat/completions',)
 
 # %% auto #0
-__all__ = ['NAME', 'PATHS', 'SAMPLING', 'part_text', 'content_text', 'arguments', 'parse_request', 'items', 'usage_json', 'body',
-           'events', 'error', 'error_event', 'keepalive', 'overflow_message']
+__all__ = ['NAME', 'PATHS', 'SAMPLING', 'part_text', 'parse_request', 'items', 'usage_json', 'body', 'events', 'error',
+           'error_event', 'keepalive', 'overflow_message']
 
 # %% ../../../nbs/11a_capture.dialects.chat.ipynb #c83cc7be
-_PARTS = {'image_url': '[image]', 'input_audio': '[audio]', 'file': '[file]'}
+_PARTS = {'image_url': '[image]', 'input_audio': '[audio]', 'file': '[file]', 'video_url': '[video]'}
 
-def part_text(p, path: str, unknown: set) -> str:
-    "Text of one content part."
+def part_text(p, path: str, seen: Seen) -> str:
+    "Text of one content part; a placeholder for media."
     kind = need(p, 'type', str, path)
+    seen |= extras(p, ('type', 'text', 'refusal', *_PARTS), 'content[].')
     if kind in ('text', 'refusal'): return need(p, kind, str, path)
-    if kind not in _PARTS: unknown.add(f'content[].type={kind}')
+    if kind in _PARTS: seen.media.append(media_id(p.get(kind)))
+    else: seen.add(f'content[].type={kind}')
     return _PARTS.get(kind, f'[{kind}]')
 
-def content_text(content, path: str, unknown: set) -> str:
-    "Text of a message's content: null, a string or a list of parts."
-    if content is None or isinstance(content, str): return content or ''
-    if not isinstance(content, list): raise InputError(f'{path}content: expected a string or a list')
-    return '\n'.join(part_text(p, f'{path}content.{i}.', unknown) for i, p in enumerate(content))
-
 # %% ../../../nbs/11a_capture.dialects.chat.ipynb #06cb5688
-def arguments(text: str):
-    "Parsed arguments; the text itself where it isn't JSON (a harness may replay what a policy got wrong)."
-    try: return strict_json(text)
-    except (ValueError, RecursionError): return text
-
-def _tool_call(c, path, unknown) -> ToolCall | None:
-    if need(c, 'id', str, path) is not None and get(c, 'type', str, path, 'function') != 'function':
-        unknown.add(f'tool_calls[].type={c["type"]}'); return None
-    f = need(c, 'function', dict, path)
+def _call(f, id: str, path) -> ToolCall:
     raw = get(f, 'arguments', str, path, '') or '{}'
-    return ToolCall(c['id'], need(f, 'name', str, path), arguments(raw), raw)
+    return ToolCall(id, need(f, 'name', str, path), arguments(raw), raw)
 
-def _message(m, path, unknown) -> Message:
+def _tool_call(c, path, seen) -> ToolCall | None:
+    if need(c, 'id', str, path) is not None and get(c, 'type', str, path, 'function') != 'function':
+        seen.add(f'tool_calls[].type={c["type"]}'); return None
+    return _call(need(c, 'function', dict, path), c['id'], path)
+
+_TURN = ('role', 'content', 'name', 'tool_call_id', 'refusal', 'reasoning_content', 'reasoning', 'tool_calls', 'function_call')
+
+def _message(m, path, seen) -> Message:
     role = need(m, 'role', str, path)
+    seen |= extras(m, _TURN, 'messages[].')
     role = {'developer': 'system', 'function': 'tool'}.get(role, role)
-    text = content_text(m.get('content'), path, unknown)
-    if role in ('system', 'user'): return Message(role, text)
-    if role == 'tool': return Message('tool', text, tool_call_id=get(m, 'tool_call_id', str, path))
+    text = content_text(m.get('content'), path, seen, part_text)
+    if role in ('system', 'user'): return Message(role, text, media=seen.take())
+    if role == 'tool': return Message('tool', text, tool_call_id=get(m, 'tool_call_id', str, path), media=seen.take())
     if role != 'assistant': raise InputError(f'{path}role: unknown role {role!r}')
     think = get(m, 'reasoning_content', str, path) or get(m, 'reasoning', str, path)
-    calls = [_tool_call(c, f'{path}tool_calls.{i}.', unknown) for i, c in enumerate(get(m, 'tool_calls', list, path, []))]
-    return Message('assistant', unplaceholder(text), think, tuple(filter(None, calls)))
+    calls = [_tool_call(c, f'{path}tool_calls.{i}.', seen) for i, c in enumerate(get(m, 'tool_calls', list, path, []))]
+    if f := get(m, 'function_call', dict, path): calls.append(_call(f, '', path))  # before 2024: one call, without an id
+    text = text or get(m, 'refusal', str, path, '')
+    return Message('assistant', unplaceholder(text), think, tuple(filter(None, calls)), media=seen.take())
 
 # %% ../../../nbs/11a_capture.dialects.chat.ipynb #2de81ffd
-def _tool(t, path, unknown) -> dict | None:
-    if (kind := need(t, 'type', str, path)) != 'function': unknown.add(f'tools[].type={kind}'); return None
+def _tool(t, path, seen) -> dict | None:
+    if (kind := need(t, 'type', str, path)) != 'function': seen.add(f'tools[].type={kind}'); return None
     f = need(t, 'function', dict, path)
-    unknown |= extras(f, ('name', 'description', 'parameters'), 'tools[].function.')
+    seen |= extras(f, ('name', 'description', 'parameters'), 'tools[].function.')
     return dict(name=need(f, 'name', str, path), description=get(f, 'description', str, path, ''),
                 parameters=get(f, 'parameters', dict, path, {'type': 'object', 'properties': {}}))
 
-SAMPLING = ('temperature', 'top_p', 'top_k', 'min_p', 'seed', 'stop', 'frequency_penalty', 'presence_penalty', 'repetition_penalty', 'logit_bias')
+SAMPLING = ('temperature', 'top_p', 'top_k', 'min_p', 'seed', 'stop', 'frequency_penalty', 'presence_penalty', 'repetition_penalty', 'logit_bias',
+            'tool_choice', 'parallel_tool_calls')
 _KNOWN = ('model', 'messages', 'tools', 'stream', 'stream_options', 'max_tokens', 'max_completion_tokens', 'n', *SAMPLING)
 
 def parse_request(body: dict, headers=None) -> Request:
     "The request in `body`; InputError names the field that is wrong."
     body = checked(body)
-    ms, unknown = need(body, 'messages', list), extras(body, _KNOWN)
+    ms, seen = need(body, 'messages', list), Seen()
+    seen |= extras(body, _KNOWN)
     if not ms: raise InputError('messages: must not be empty')
     if get(body, 'n', int, default=1) != 1: raise InputError('n: only one choice per request')
     most = positive(body, 'max_completion_tokens') or positive(body, 'max_tokens')
     options = get(body, 'stream_options', dict, default={})
     return Request(NAME, need(body, 'model', str),
-        tuple(_message(m, f'messages.{i}.', unknown) for i, m in enumerate(ms)),
-        tuple(filter(None, (_tool(t, f'tools.{i}.', unknown) for i, t in enumerate(get(body, 'tools', list, default=[]))))),
+        history(ms, seen, lambda m, i, seen: (_message(m, f'messages.{i}.', seen),)),
+        once(body, 'tools', seen, lambda seen: tuple(filter(None, (_tool(t, f'tools.{i}.', seen) for i, t in enumerate(get(body, 'tools', list, default=[])))))),
         get(body, 'stream', bool, default=False), most, {k: body[k] for k in SAMPLING if body.get(k) is not None},
-        tuple(sorted(unknown)), get(options, 'include_usage', bool, 'stream_options.', False))
+        tuple(sorted(seen)), get(options, 'include_usage', bool, 'stream_options.', False))
 
 # %% ../../../nbs/11a_capture.dialects.chat.ipynb #c6bf0cdb
-def items(reply: Message | Reply, call_id: str) -> list[dict]:
+def items(reply: Message | Reply, call_id: str, request: Request | None = None) -> list[dict]:
     "Served items in order: reasoning, text, then one per tool call."
     out, n = [], 0
     for kind, v in blocks_of(reply.message if isinstance(reply, Reply) else reply):
