@@ -105,13 +105,15 @@ def test_cut_call_keeps_what_a_later_prompt_kept():
 def test_a_reply_of_which_a_part_was_kept_trains_that_part():
     "Claude Code keeps the text block of a stream that was cut behind it; the tool call was sampled and never seen."
     whole, part = (Message('assistant', 'Look.', tool_calls=x) for x in ((ToolCall('', 'sh', {}),), ()))
-    first = lambda got: call(0, [1], [5, 6, 7], delivered=got, response=whole)
+    first = lambda got: call(0, [1], [5, 6, 7], delivered=got, response=whole, messages=(Message('user', 'x'),))
     nxt = lambda m: call(1, [1, 5, 6, 3], [8], 0, messages=(Message('user', 'x'), m, Message('user', 'resume')))
-    t = build_tree([first(('yes', 'unknown')), nxt(part)])
-    assert t.fate_C == ['aborted', 'accepted'] and t.kept_C.tolist() == [2, 1] and trained(t) == [5, 6, 8] and t.stats['lineage_leaves'] == 1
-    for got, m in ((('yes', 'yes'), part), (('yes', 'unknown'), whole)):  # it arrived, or the harness has it all: a template that rewrites history
-        t = build_tree([first(got), nxt(m)])
-        assert t.fate_C == ['accepted', 'accepted'] and trained(t) == [5, 6, 7, 8]
+    for got in (('yes', 'unknown'), ('yes', 'yes')):   # what was delivered is an upper bound: the history wins
+        t = build_tree([first(got), nxt(part)])
+        assert t.fate_C == ['aborted', 'accepted'] and t.kept_C.tolist() == [2, 1] and trained(t) == [5, 6, 8] and t.stats['lineage_leaves'] == 1
+    t = build_tree([first(('yes', 'unknown')), nxt(whole)])                 # the harness has it all: a template that rewrites history
+    assert t.fate_C == ['accepted', 'accepted'] and trained(t) == [5, 6, 7, 8]
+    fork = call(2, [1, 6, 4], [9], 0, messages=(Message('user', 'x'), part, Message('user', 'fork')))
+    assert build_tree([first(('yes', 'yes')), nxt(whole), fork]).fate_C == ['accepted']*3   # one went on with all of it
     assert trained(build_tree([first(('yes', 'unknown'))])) == [5, 6, 7]    # nobody went on: an upper bound is all there is
 
 def test_over_branching_discards_the_rollout():

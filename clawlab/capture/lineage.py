@@ -14,8 +14,8 @@ from .roles import fact, main_fact, role_of, roles_of, tools_key
 from ..records import Call, Message
 
 # %% auto #0
-__all__ = ['canonical', 'message_key', 'Step', 'walk', 'Node', 'Entry', 'Match', 'Lineage', 'match', 'message_blank', 'prompt',
-           'add', 'set_delivered', 'told', 'blocks_message', 'roles', 'role']
+__all__ = ['canonical', 'message_key', 'Step', 'walk', 'Node', 'Entry', 'Match', 'Lineage', 'match', 'begins', 'message_blank',
+           'prompt', 'add', 'set_delivered', 'roles', 'role']
 
 # %% ../../nbs/14a_capture.lineage.ipynb #9cb7ebee
 def canonical(v: Any) -> Any:
@@ -127,7 +127,7 @@ class Lineage:
     "The calls of one session, by what they said. `template` decides which histories it leaves unchanged."
     def __init__(self, template):
         self.template, self.nodes, self.ambiguous, self.root, self._last = template, {}, 0, Step(), ()
-        self._strict, self._loose, self._reply, self._cut = {}, {}, {}, {}   # hash -> [Entry], by history and reply, or by the reply alone; history -> [Node] that was cut
+        self._strict, self._loose, self._reply, self._from = {}, {}, {}, {}   # hash -> [Entry], by history and reply, or by the reply alone; history -> [Node]
         self._ids, self._tools, self._lock = {}, [], threading.RLock()       # tool-call id -> call_id; [(tools, digest)]
         self.facts, self._role, self._main = {}, {}, None   # call_id -> Fact, call_id -> role so far, the main call's Fact
 
@@ -191,12 +191,18 @@ def _at(self, steps, i) -> tuple[Entry | None, bool]:
 
 @_patch(Lineage)
 def _begun(self, before, m):
-    "A call whose text was cut midway and stands in a history as far as it came (Qwen Code)."
-    text = m.content.strip()
-    if text and not m.tool_calls:
-        for node in reversed(self._cut.get(before.strict, ())):
-            if node.response.content.strip().startswith(text): return self._enter(node, m, self._end(node.output, m))
+    "A call of whose reply the harness kept a beginning only: whole blocks (Claude Code, Codex), or as much of the text as came (Qwen Code)."
+    for node in sorted(self._from.get(before.strict, ()), key=lambda n: (n.owns(m), n.seq), reverse=True):
+        if set(node.delivered) != {'no'} and begins(node.response, m): return self._enter(node, m, self._end(node.output, m))
 
+def begins(reply: Message, m: Message) -> bool:
+    "Is `m` a part of `reply`, from its beginning on?"
+    n, text = len(m.tool_calls), m.content.strip()
+    if message_blank(m) and (m.reasoning is None or m.reasoning != reply.reasoning): return False
+    if not reply.content.strip().startswith(text) or n > len(reply.tool_calls): return False
+    return message_key(Message('assistant', tool_calls=m.tool_calls)) == message_key(Message('assistant', tool_calls=reply.tool_calls[:n]))
+
+# %% ../../nbs/14a_capture.lineage.ipynb #afed5698
 @_patch(Lineage)
 def _recorded(self, steps, lo) -> dict[int, Entry]:
     "The replies in a history from message `lo` on that we know, also where the history before them is another now (after a compaction)."
@@ -259,8 +265,8 @@ def add(self, call: Call, match: Match | None = None):
         ids = frozenset(tool_id('', call.call_id, i) for i in range(len(call.response.tool_calls)))
         node = self.nodes[call.call_id] = Node(call.call_id, call.seq, call.prompt_ids, call.output_ids, match.frame, call.response, match.step, call.dialect, call.delivered, ids)
         self._ids.update(dict.fromkeys(ids, call.call_id))
+        self._from.setdefault(match.step.strict, []).append(node)
         self._enter(node, call.response)
-        if call.delivered: self._partial(node)
         if (a := self.nodes.get(call.anchor_id)) and len(a.prompt) <= len(call.prompt_ids): a.prompt = call.prompt_ids[:len(a.prompt)]
 
 @_patch(Lineage)
@@ -283,24 +289,11 @@ def _enter(self, node, reply, cut=None) -> Entry:
 
 @_patch(Lineage)
 def set_delivered(self, call_id: str, delivered: tuple):
-    "What of a reply reached the harness, per block; a cut one is entered under its delivered parts too."
+    "What of a reply reached the harness, per block: an upper bound."
     with self._lock:
-        if node := self.nodes.get(call_id): node.delivered = tuple(delivered); self._partial(node)
+        if node := self.nodes.get(call_id): node.delivered = tuple(delivered)
 
 # %% ../../nbs/14a_capture.lineage.ipynb #d5b1f39f
-@_patch(Lineage)
-def _partial(self, node):
-    "Enter a cut reply under each run of first blocks that may have arrived: as sampled, and as a dialect that joins all texts serves them."
-    if not node.delivered or set(node.delivered) == {'yes'}: return
-    self._cut.setdefault(node.before.strict, []).append(node)
-    most = next((i for i, d in enumerate(node.delivered) if d == 'no'), len(node.delivered))
-    r = node.response
-    joined = [('thinking', r.reasoning or ''), ('text', r.content), *(('tool', c) for c in r.tool_calls)]
-    for blocks in map(told, (self.template.parse(node.output).blocks, joined)):
-        for k in range(1, min(len(blocks), most + 1)):
-            m = blocks_message(blocks[:k])
-            if message_key(m) != message_key(r): self._enter(node, m, self._end(node.output, m))
-
 @_patch(Lineage)
 def _end(self, ids, m) -> int:
     "Number of first tokens that say `m` and no more; 0 if there is no such number. (How much is said only grows.)"
@@ -311,15 +304,6 @@ def _end(self, ids, m) -> int:
         if said(mid) <= want: lo = mid
         else: hi = mid - 1
     return lo if lo < len(ids) and message_key(self.template.parse(ids[:lo]).message) == message_key(m) else 0
-
-def told(blocks) -> list:
-    "Blocks that a dialect serves: the blank ones are left out."
-    return [(k, v) for k, v in blocks if k == 'tool' or v.strip()]
-
-def blocks_message(blocks) -> Message:
-    "The assistant message of some blocks of a reply."
-    of = lambda kind: [v for k, v in blocks if k == kind]
-    return Message('assistant', '\n'.join(of('text')), '\n'.join(of('thinking')) if of('thinking') else None, tuple(of('tool')))
 
 # %% ../../nbs/14a_capture.lineage.ipynb #b9364037
 @_patch(Lineage)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Iterable, Sequence
 import numpy as np
 from ..records import Call, CALL_ROLES, DataError, InputError
-from ..capture.lineage import message_key
+from ..capture.lineage import begins, message_key
 
 # %% auto #0
 __all__ = ['FATES', 'EXTENDED', 'DELIVERED_LATER', 'NOT_KEPT', 'KEPT', 'WEIGHTS', 'lcp', 'Trie', 'Flat', 'flatten', 'call_fates',
@@ -207,12 +207,13 @@ def _kept(self):
 
 @patch_to(Tree)
 def _cut(self, tok_CC):
-    "bool[C]: calls that didn't arrive whole, and of which every call that continues them carries a part only."
+    "bool[C]: calls of whose reply all that continue them carry a beginning only."
     cut = np.zeros(len(self.calls), bool)
     for i, c in enumerate(self.calls):
-        if not c.delivered or set(c.delivered) == {'yes'} or c.response is None or tok_CC[i].any(): continue
-        whole, later = message_key(c.response), [d for d in self.calls if d.parent_id == c.call_id and not d.quarantine]
-        cut[i] = bool(later) and not any(m.role == 'assistant' and message_key(m) == whole for d in later for m in d.messages)
+        if c.response is None or tok_CC[i].any(): continue
+        later = [m for d in self.calls if d.parent_id == c.call_id and not d.quarantine for m in d.messages[len(c.messages):] if m.role == 'assistant']
+        whole = message_key(c.response)
+        cut[i] = any(begins(c.response, m) for m in later) and not any(message_key(m) == whole for m in later)
     return cut
 
 # %% ../../nbs/30_learn.tree.ipynb #0117a8f6
