@@ -125,12 +125,12 @@ def test_variants(tmp_path):
 
 def test_codex_is_told_window_address_and_key():
     h = load('codex')
-    argv, env, files = h.command('do it', 'policy', 'http://127.0.0.1:1/s/x/', 'KEY', window=8192)
+    argv, env, files = h.command('do it', 'policy', 'http://127.0.0.1:1/s/x/', 'sk-7', window=8192)
     d = tomllib.loads(files['~/.codex/config.toml'])
     p = d['model_providers']['clawlab']
     assert (d['model'], d['model_context_window'], p['base_url'], p['wire_api'], h.dialect) == ('policy', 8192, 'http://127.0.0.1:1/s/x/v1', 'responses', 'responses')
-    assert env[p['env_key']] == 'KEY' and 'KEY' not in ''.join([*argv, *files.values()]) and argv[-2:] == ['--', 'do it']
-    assert h.max_calls == h.spec.turns and load('react').max_calls is None   # who counts the turns
+    assert env[p['env_key']] == 'sk-7' and 'sk-7' not in ''.join([*argv, *files.values()]) and argv[-2:] == ['--', 'do it']
+    assert h.session == dict(expect_harness=h.wire, on_engine_failure='cut', report_length_as_stop=True, max_calls=100) and load('react').session['max_calls'] is None
 
 def test_lock_files_pin_everything_and_name_no_host():
     for n in known():

@@ -50,6 +50,8 @@ class Spec(Strict):
     install: Install
     run: Run
     wire: dict = {}       # what its requests look like to the proxy; others are quarantined
+    on_engine_failure: Literal['cut', 'event'] = 'cut'  # a stream that can't go on: cut the connection, or say so first
+    report_length_as_stop: bool = False                 # serve a reply cut at its limit as a finished one
     truncated: Truncated = Truncated(code=-1)
     expect: Expect = Expect()
 
@@ -104,9 +106,11 @@ class Harness:
     @property
     def expect(self) -> Expect: return self.spec.expect
     @property
-    def max_calls(self) -> int | None:
-        "What the proxy has to count, for a program that has no turn limit of its own."
-        return None if any('{turns}' in a for a in self.spec.run.argv) else self.spec.turns
+    def session(self) -> dict:
+        "What the proxy must know to serve it (options of `Proxy.open_session`). It counts the calls of a program that has no turn limit of its own."
+        s = self.spec
+        return dict(expect_harness=s.wire, on_engine_failure=s.on_engine_failure, report_length_as_stop=s.report_length_as_stop,
+                    max_calls=None if any('{turns}' in a for a in s.run.argv) else s.turns)
     @property
     def dir(self) -> Path:
         "The installation on this machine."

@@ -101,7 +101,7 @@ async def _attempt(job, attempt, harness, *, proxy, store, backend, limits) -> R
     "One attempt at a job, graded and on record. An attempt on record without an outcome was interrupted."
     limits, r = _limits(limits, job.task), replace(rollout_of(job, attempt, harness.version), t_start=time.time())
     await _durable(store.put_rollout(r))
-    session, ex, files = await proxy.open_session(r, sampling=job.sampling, expect_harness=harness.wire, max_calls=harness.max_calls), None, {}
+    session, ex, files = await proxy.open_session(r, sampling=job.sampling, **harness.session), None, {}
     try: ex, files, left_out = await _run(job, harness, session, proxy, backend, limits)
     except SandboxError as e: outcome, reason = 'infra_fail', f'sandbox: {e}'
     finally: calls = tuple(await proxy.close_session(session.session_id))
