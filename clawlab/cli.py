@@ -12,10 +12,10 @@ import typer
 from .records import ClawlabError, InputError, home, repo_root, setting
 
 # %% auto #0
-__all__ = ['app', 'tasks_app', 'harness_app', 'sandbox_app', 'bench_app', 'say', 'emit', 'pairs', 'one_line', 'main', 'study',
-           'table', 'make_engine', 'rollout', 'laboratory', 'proxy', 'tree', 'tasks_check', 'known_harnesses',
-           'harness_list', 'harness_install', 'harness_check', 'bench_install', 'bench_proxy_', 'bench_store',
-           'sandbox_sweep', 'doctor']
+__all__ = ['app', 'tasks_app', 'harness_app', 'sandbox_app', 'bench_app', 'store_app', 'say', 'emit', 'pairs', 'one_line', 'main',
+           'study', 'table', 'make_engine', 'rollout', 'laboratory', 'proxy', 'tree', 'store_verify', 'store_gc',
+           'tasks_check', 'known_harnesses', 'harness_list', 'harness_install', 'harness_check', 'bench_install',
+           'bench_proxy_', 'bench_store', 'sandbox_sweep', 'doctor']
 
 # %% ../nbs/90_cli.ipynb #8402dd63
 def say(*parts):
@@ -31,6 +31,7 @@ app = typer.Typer(name='clawlab', help='Train language models inside the agent h
 _sub = lambda name, text: (t := typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None), app.add_typer(t, name=name))[0]
 tasks_app, harness_app, sandbox_app = _sub('tasks', 'Task suites.'), _sub('harness', 'Agent harnesses.'), _sub('sandbox', 'Sandboxes.')
 bench_app = _sub('bench', 'Measurements, beside other systems where there are any.')
+store_app = _sub('store', 'Stores of captured calls.')
 
 _Usage = next(c for c in typer.BadParameter.__mro__ if c.__name__ == 'ClickException')  # what typer raises for bad usage
 
@@ -171,13 +172,14 @@ def proxy(engine: Annotated[str, typer.Option(help='torch:DIR | vllm:URL[@DIR] |
           admin_port: Annotated[Optional[int], typer.Option(min=0, max=65535, help='A port for it instead; needs --token-file')] = None,
           token_file: Annotated[Optional[Path], typer.Option(help='Bearer token of the admin port')] = None,
           open_: Annotated[bool, typer.Option('--open', help='Serve one session without a key')] = False,
+          log: Annotated[str, typer.Option(help='A JSON line per request into this file; -: standard error')] = '',
           max_tokens: Annotated[int, typer.Option()] = 1024, temperature: Annotated[float, typer.Option()] = 1.0):
     "Serve the capturing proxy until interrupted."
     where = str(admin_port) if admin_port is not None else str(admin) if admin else '' if open_ else store.removeprefix('sqlite:///') + '.sock'
     if token_file and not token_file.is_file(): raise InputError(f'no token file {token_file}')
-    asyncio.run(_proxy(engine, store, port, host, tasks, task, open_, max_tokens, temperature, where, str(token_file or '')))
+    asyncio.run(_proxy(engine, store, port, host, tasks, task, open_, max_tokens, temperature, where, str(token_file or ''), log))
 
-async def _proxy(engine, store, port, host, suite, task, open_, max_tokens, temperature, admin, token_file):
+async def _proxy(engine, store, port, host, suite, task, open_, max_tokens, temperature, admin, token_file, log):
     from clawlab.capture.admin import start_admin
     from clawlab.capture.engines.base import Sampling
     from clawlab.launch.tasks import load_suite
@@ -185,7 +187,7 @@ async def _proxy(engine, store, port, host, suite, task, open_, max_tokens, temp
     import secrets, time
     tasks = load_suite(suite) if suite else None
     if task and task not in (tasks or {}): raise InputError(f'no task {task!r} in the suite {suite}' if suite else 'a task needs the suite it is from: name one with --tasks')
-    async with laboratory(make_engine(engine, tasks), store, host, port, sampling=Sampling(temperature=temperature, max_tokens=max_tokens)) as (p, st):
+    async with laboratory(make_engine(engine, tasks), store, host, port, sampling=Sampling(temperature=temperature, max_tokens=max_tokens), log_file=log) as (p, st):
         out, door = dict(url=f'http://{host}:{p.port}', store=store, admin=admin or None), await start_admin(p, admin, token_file) if admin else None
         if open_:
             s = await p.open_session(Rollout(f'open-{int(time.time())}-{secrets.token_hex(3)}', task, 'open', split='open'), keyless=True)
@@ -218,6 +220,25 @@ def tree(store: Annotated[str, typer.Option(help='sqlite:///FILE or FILE')],
     exact = all((a == c.prompt_ids).all() and (b == c.output_ids).all() for _, t in trees for c, (a, b) in zip(t.calls, t.expand()))
     emit(dict(store=store, rollouts=len(rs), **{k: sum(t.stats[k] for _, t in trees) for k in keys}, expand_exact=exact, html=str(html) if html else None,
               trees=[dict(rollout=r.rollout_id, outcome=r.outcome, reward=r.reward, **t.stats) for r, t in trees] if rollout else None))
+
+# %% ../nbs/90_cli.ipynb #50d20cfc
+@store_app.command('verify')
+def store_verify(store: Annotated[str, typer.Argument(help='sqlite:///FILE, FILE or postgresql://USER:PASSWORD@HOST/DATABASE')]):
+    "Read everything in a store; exit code 1 if some of it is damaged."
+    from clawlab.capture.store import Store
+    import logging
+    logging.getLogger('clawlab.store').setLevel(logging.ERROR)   # it is all in the report
+    with Store.open(store, create=False) as st: v = st.verify(lambda i, n: say(f'clawlab: {i} of {n} rollouts') if i == n or i % max(1, n//10) == 0 else None)
+    for what, why in [*v['damaged'].items(), *((f'call {c}', x) for c, x in v['calls']['damaged'].items()), *((f'rollout {r}', x) for r, x in v['rollouts']['incomplete'].items())]: say(f'clawlab: {what}: {why}')
+    emit(v)
+    if not v['ok']: raise typer.Exit(1)
+
+@store_app.command('gc')
+def store_gc(store: Annotated[str, typer.Argument(help='sqlite:///FILE, FILE or postgresql://USER:PASSWORD@HOST/DATABASE')]):
+    "Free what nothing in a store refers to; nothing captured is touched."
+    from clawlab.capture.store import Store
+    with Store.open(store, create=False) as st: d = st.gc()
+    say(f"clawlab: {d['bytes']:,} bytes freed"); emit(d)
 
 # %% ../nbs/90_cli.ipynb #27346ddd
 @tasks_app.command('check')
@@ -304,8 +325,8 @@ def bench_install(systems: Annotated[Optional[list[str]], typer.Argument(help='N
     "Make the environments of the gateways that ours is compared with; what is there costs nothing."
     from clawlab.study.gateways import known
     from clawlab.study.peers import PEERS, install
-    done = {p.env: install(p, say) for p in (PEERS[n]() for n in known(systems)) if p.env}
-    emit(dict(installed={k: 'made' if v else 'was there' for k, v in done.items()}))
+    envs = {p.env: p for p in (PEERS[n]() for n in known(systems)) if p.env}   # some share one
+    emit(dict(installed={k: 'made' if install(p, say) else 'was there' for k, p in envs.items()}))
 
 @bench_app.command('proxy')
 def bench_proxy_(systems: Annotated[Optional[list[str]], typer.Option('--system', help='Only these beside ours; repeatable')] = None,

@@ -162,7 +162,7 @@ def free_port() -> int:
 
 class Running:
     "A started process: `pid`, `url`. `async with` ends it."
-    def __init__(self, argv: list[str], tmp: str, url: str = '', ready: str = '/', patience_s: float = 180., env: dict | None = None):
+    def __init__(self, argv: list[str], tmp: str, url: str = '', ready: str = '/', patience_s: float = 600., env: dict | None = None):
         self.argv, self.log, self.url, self.ready, self.patience_s = argv, Path(tmp)/'log', url, ready, patience_s
         self.env = {**os.environ, 'PYTHONUNBUFFERED': '1', **(env or {})}
 
