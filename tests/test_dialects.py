@@ -446,6 +446,11 @@ def test_P37_different_images_are_different_messages(d):
     two = parsed(d, [{'role': 'user', 'content': [image(d), text(d, 'or'), image(d, other)]}]).messages[0]
     assert two.content == '[image]\nor\n[image]' and two.media == (a.media[0], b.media[0])
 
+@EACH
+def test_media_stay_with_their_message(d):
+    turn = {'role': 'assistant', 'content': [{'type': 'output_text' if d is R else 'text', 'text': 'a'}, image(d)]}
+    assert [len(m.media) for m in parsed(d, [{'role': 'user', 'content': [image(d)]}, turn, *USER]).messages][::2] == [1, 0]
+
 def test_files_sounds_and_addresses():
     c = parsed(C, [{'role': 'user', 'content': [{'type': 'input_audio', 'input_audio': {'data': 'aGk=', 'format': 'wav'}}, {'type': 'file', 'file': {'file_id': 'f-1'}}, {'type': 'image_url', 'image_url': {'url': 'https://x.org/a.png'}}]}]).messages[0]
     r = parsed(R, [{'role': 'user', 'content': [{'type': 'input_audio', 'input_audio': {'data': 'aGk=', 'format': 'wav'}}, {'type': 'input_file', 'file_id': 'f-1'}, {'type': 'input_image', 'image_url': 'https://x.org/a.png'}]}]).messages[0]

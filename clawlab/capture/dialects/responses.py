@@ -10,7 +10,7 @@ from typing import Iterator
 from ...records import Call, Message, ToolCall, InputError
 from ..chat import Reply
 from . import chat
-from .base import (Request, Seen, arguments, content_text, media_id, tool_id, unplaceholder, get, need, positive, checked, once,
+from .base import (Kept, Request, Seen, arguments, content_text, media_id, tool_id, unplaceholder, get, need, positive, checked, once,
                                            extras, blocks_of, stop_of, sse, slices)
 
 NAME, PATHS = 'responses', ('/v1/responses',)
@@ -118,30 +118,36 @@ def _kind(it, path) -> str:
         raise InputError(f'{path}type: item_reference is not supported, send the item itself')
     return need(it, 'type', str, path)
 
+_KINDS = ('reasoning', 'function_call', 'custom_tool_call', 'function_call_output', 'custom_tool_call_output', 'additional_tools')
 _ITEM = ('type', 'id', 'status', 'role', 'content', 'phase', 'call_id', 'name', 'namespace', 'arguments', 'input', 'output', 'summary', 'encrypted_content', 'tools')
 
 def _said(it, role, path, seen) -> Message:
     if role not in ('user', 'system', 'developer'): raise InputError(f'{path}role: unknown role {role!r}')
     return Message('user' if role == 'user' else 'system', content_text(it.get('content'), path, seen, part_text), media=seen.take())
 
-def _history(its, seen) -> Iterator[Message]:
-    "Canonical messages of the items."
-    parts, owner, last = [], None, None
-    whole = lambda: once(last, 'reply', seen, lambda _: _assistant(parts))   # a reply is known by its last item
-    for i, it in enumerate(its):
+def _history(its, remarks) -> tuple[Message, ...]:
+    "Canonical messages of the items. Where the last ones left off is kept with them, for the request that goes on from there."
+    n, seen = len(its), Seen()
+    while n and 'left' not in getattr(its[n-1], 'memo', ()): n -= 1
+    out, parts, owner, before = its[n-1].memo['left'] if n else ((), (), None, ())
+    seen.update(before)
+    for i, it in enumerate(its[n:], n):
         path = f'input.{i}.'
         kind = _kind(it, path)
         role = need(it, 'role', str, path) if kind == 'message' else ''
         if kind in ('reasoning', 'function_call', 'custom_tool_call') or role == 'assistant':
-            k, v, mine = once(it, 'part', seen, lambda seen: _part(it, kind, path, seen))
-            if parts and mine and owner and mine != owner: yield whole(); parts = []
-            parts.append((k, v)); owner = mine or (owner if len(parts) > 1 else None); last = it
+            k, v, mine = _part(it, kind, path, seen)
+            seen.take()   # a reply of ours holds no media
+            if parts and mine and owner and mine != owner: out, parts = (*out, _assistant(parts)), ()
+            parts = (*parts, (k, v)); owner = mine or (owner if len(parts) > 1 else None)
         elif role or kind in ('function_call_output', 'custom_tool_call_output'):
-            if parts: yield whole(); parts = []
-            yield once(it, 'turn', seen, lambda seen: _said(it, role, path, seen) if role else _output(it, path, seen))
-        elif kind != 'additional_tools': seen.add(f'input[].type={kind}'); continue
-        once(it, 'odd', seen, lambda seen: seen.update(extras(it, _ITEM, 'input[].')))
-    if parts: yield whole()
+            if parts: out, parts = (*out, _assistant(parts)), ()
+            out = (*out, _said(it, role, path, seen) if role else _output(it, path, seen))
+        if role or kind in _KINDS: seen |= extras(it, _ITEM, 'input[].')
+        else: seen.add(f'input[].type={kind}')
+        if i >= len(its) - 2 and isinstance(it, Kept): it.memo['left'] = out, parts, owner, frozenset(seen)
+    remarks |= seen
+    return (*out, _assistant(parts)) if parts else out
 
 # %% ../../../nbs/11c_capture.dialects.responses.ipynb #c5f9bd87
 def _table(ts, seen) -> tuple[tuple[dict, ...], dict]:
