@@ -1,7 +1,8 @@
 """The proxy as a harness sees it: real sockets, served bytes, and the record (faults P, items by number)."""
-import asyncio, gzip, json, signal, socket, subprocess, sys, textwrap, time, zlib
+import asyncio, gzip, itertools, json, os, signal, socket, subprocess, sys, textwrap, time, zlib
 from pathlib import Path
-import aiohttp, numpy as np, pytest, zstandard
+import aiohttp, brotli, numpy as np, pytest, zstandard
+from hypothesis import HealthCheck, given, settings, strategies as st
 from clawlab.capture.chat import Template
 from clawlab.capture.engines.base import Generation, Sampling
 from clawlab.capture.engines.script import ScriptEngine
@@ -12,10 +13,10 @@ from clawlab.records import InputError, Rollout
 ROOT = Path(__file__).parent.parent
 T = Template.bytes()
 CALL = '<tool_call>{"name": "sh", "arguments": {"cmd": "ls"}}</tool_call>'
-CHAT, ANTH, COUNT = '/v1/chat/completions', '/v1/messages', '/v1/messages/count_tokens'
+CHAT, ANTH, RESP, COUNT = '/v1/chat/completions', '/v1/messages', '/v1/responses', '/v1/messages/count_tokens'
 TOOLS = {CHAT: [dict(type='function', function=dict(name='sh', description='Run', parameters={'type': 'object'}))],
          ANTH: [dict(name='sh', description='Run', input_schema={'type': 'object'})]}
-BOTH = pytest.mark.parametrize('path', [CHAT, ANTH])
+BOTH, ALL = pytest.mark.parametrize('path', [CHAT, ANTH]), pytest.mark.parametrize('path', [CHAT, ANTH, RESP])
 
 class Held:
     "An engine that answers when told to; knows how many calls it is working on."
@@ -50,10 +51,10 @@ class Lab:
         body = dict(model='m', messages=messages, **({'max_tokens': 1000} if path != CHAT else {}), **({'tools': TOOLS[path]} if with_tools else {}))
         async with self.post(path, **{**body, **kw}) as r: return r.status, (await r.json() if r.content_type == 'application/json' else await r.text())
     @property
-    def calls(self): return self.store.calls('r1')
+    def calls(self): self.proxy._tell(); return self.store.calls('r1')
 
 def user(text='Go.'): return [dict(role='user', content=text)]
-def error_of(path, body): return body['error']['message'] and (path == CHAT or body['type'] == 'error')
+def error_of(path, body): return body['error']['message'] and (path in (CHAT, RESP) or body['type'] == 'error')
 async def until(f, seconds=5):
     t = time.monotonic()
     while not f():
@@ -184,17 +185,18 @@ async def test_same_study_same_seeds(tmp_path):
 # ---------------------------------------------------------------- wire
 
 async def test_P31_compressed_bodies(tmp_path):
-    async with Lab(tmp_path, ScriptEngine(['a']*6), max_body=1 << 20) as lab:
+    async with Lab(tmp_path, ScriptEngine(['a']*8), max_body=1 << 20) as lab:
         data = json.dumps(dict(model='m', messages=user())).encode()
         raw = zlib.compressobj(wbits=-15); z = zstandard.compress(data)
         cases = [('gzip', gzip.compress(data), 200), ('deflate', zlib.compress(data), 200), ('deflate', raw.compress(data) + raw.flush(), 200), ('zstd', z, 200),
                  ('zstd, gzip', gzip.compress(z), 200), ('zstd', z[:-2], 400), ('gzip', gzip.compress(data)[:-9], 400), ('gzip', b'nonsense', 400), ('deflate', b'', 400),
-                 ('br', data, 415), ('zstd', zstandard.compress(bytes(50 << 20)), 413), ('gzip', gzip.compress(bytes(5 << 20)), 413), ('identity', data, 200)]
+                 ('br', brotli.compress(data), 200), ('br', brotli.compress(data)[:-2], 400), ('br', data, 400), ('br', brotli.compress(bytes(5 << 20)), 413),
+                 ('gzip, br', brotli.compress(gzip.compress(data)), 200), ('xz', data, 415), (', '.join(['gzip']*4), data, 415), ('zstd', zstandard.compress(bytes(50 << 20)), 413), ('gzip', gzip.compress(bytes(5 << 20)), 413), ('identity', data, 200)]
         for coding, body, want in cases:
             async with lab.post(data=body, headers={'Content-Encoding': coding, 'Content-Type': 'application/json'}) as r:
                 assert r.status == want, (coding, want, await r.text())
                 assert want == 200 or (await r.json())['error']['message']
-        assert all(lab.store.body(c.call_id) == data for c in lab.calls) and len(lab.calls) == 6
+        assert all(lab.store.body(c.call_id) == data for c in lab.calls) and len(lab.calls) == 8
 
 async def test_P33_large_bodies(tmp_path):
     async with Lab(tmp_path, ScriptEngine(['a', 'b'], max_context=1 << 25), max_body=10 << 20) as lab:
@@ -262,7 +264,7 @@ async def test_P40_disconnect_stops_the_engine(tmp_path, path):
     "(a) While the engine samples: idle within a second, nothing delivered; before and after a keep-alive."
     for keepalive in (30, .02):
         eng = Held(); (d := tmp_path/str(keepalive)).mkdir()
-        async with Lab(d, eng, keepalive_s=keepalive) as lab:
+        async with Lab(d, eng, hold_s=keepalive, keepalive_s=keepalive) as lab:
             r, w = await asyncio.open_connection('127.0.0.1', lab.proxy.port)
             body = json.dumps(dict(model='m', messages=user(), stream=True, max_tokens=9)).encode()
             w.write(f'POST {lab.s.base_path}{path} HTTP/1.1\r\nHost: x\r\nx-api-key: {lab.s.api_key}\r\nContent-Length: {len(body)}\r\n\r\n'.encode() + body)
@@ -301,6 +303,173 @@ async def test_P41_many_in_flight(tmp_path):
         assert {status for status, _ in await asyncio.gather(*ask)} == {200}
         assert eng.most == 600 and len(lab.calls) == 600 and sorted(c.seq for c in lab.calls) == list(range(600))
         await until(lambda: lab.proxy.inflight == 0)
+
+# ---------------------------------------------------------------- fairness, budgets, failures
+
+def wire(path, text='Go.', **kw):
+    "A small body of any dialect."
+    return dict(model='m', **{'input' if path == RESP else 'messages': user(text)}, **({'max_tokens': 50} if path == ANTH else {}), **kw)
+def terminal(path, text):
+    "Does a stream end with its terminal event?"
+    end = text.rstrip().rsplit('data: ', 1)[-1]
+    return end == '[DONE]' if path == CHAT else json.loads(end)['type'] in ('message_stop', 'response.completed', 'response.incomplete')
+
+async def test_P41_bodies_on_their_way_take_nobody_s_place(tmp_path):
+    "A slow upload holds no place, however many there are; it is told 408 when its time is over."
+    async with Lab(tmp_path, ScriptEngine(['a']*3), max_inflight=1, body_s=(1.5, 3)) as lab:
+        head = f'POST {lab.s.base_path}{CHAT} HTTP/1.1\r\nHost: x\r\nx-api-key: {lab.s.api_key}\r\nContent-Length: 999\r\n\r\n{{'.encode()
+        slow = [await asyncio.open_connection('127.0.0.1', lab.proxy.port) for _ in range(20)]
+        for _, w in slow: w.write(head); await w.drain()
+        assert (await lab.ask(CHAT, user()))[0] == 200 and lab.proxy.inflight == 0
+        for i, (r, w) in enumerate(slow):
+            answer = await asyncio.wait_for(r.read(), 30)
+            assert b' 408 ' in answer.split(b'\r\n')[0] and b'in time' in answer and b'onnection: close' in answer
+            w.close()
+        assert lab.s.stats.refused[408] == 20 and len(lab.calls) == 1
+
+async def test_P41_one_session_can_t_take_every_place(tmp_path):
+    eng = Held()
+    async with Lab(tmp_path, eng, max_inflight=4) as lab:
+        other = await lab.proxy.open_session(Rollout('r2', 't', 'h'))
+        ask = [asyncio.create_task(lab.ask(CHAT, user(str(i)))) for i in range(4)]
+        await until(lambda: eng.running == 4)
+        for path in (CHAT, ANTH, RESP):
+            async with lab.post(path, **wire(path)) as r: assert r.status == 429 and r.headers['Retry-After'] == '1' and (await r.json())['error']['message']
+        async def others():
+            async with lab.post(s=other, **wire(CHAT)) as r: return r.status
+        more = [asyncio.create_task(others()) for _ in range(2)]
+        await until(lambda: eng.running == 6)
+        assert await others() == 429     # its fair half is held
+        eng.go.set()
+        assert {(await t)[0] for t in ask} == {200} == {await t for t in more} and lab.proxy.inflight == 0
+
+async def test_sessions_take_turns_at_the_engine(tmp_path):
+    "A session that asks twenty times at once doesn't make another wait for all twenty."
+    class Slow(Held):
+        async def generate(self, ids, sampling, context):
+            self.seen.append(context.session_id); await asyncio.sleep(0)
+            return Generation([*T.encode('a'), T.eos_ids[0]], [-.1]*2, [0]*2)
+    eng = Slow()
+    async with Lab(tmp_path, eng, slots=1) as lab:
+        other = await lab.proxy.open_session(Rollout('r2', 't', 'h'))
+        await lab.proxy.pause()
+        many = [asyncio.create_task(lab.ask(CHAT, user(str(i)))) for i in range(20)]
+        await until(lambda: lab.proxy.metrics()['waiting'] == 20)
+        async def one():
+            async with lab.post(s=other, **wire(CHAT)) as r: return r.status
+        two = [asyncio.create_task(one()) for _ in range(2)]
+        await until(lambda: lab.proxy.metrics()['waiting'] == 22)
+        await lab.proxy.resume()
+        await asyncio.gather(*many, *two)
+        assert [i for i, s in enumerate(eng.seen) if s == other.session_id] in ([1, 3], [0, 2])
+
+async def test_who_gives_up_in_the_line_leaves_it(tmp_path):
+    eng = Held()
+    async with Lab(tmp_path, eng, slots=1) as lab:
+        first = asyncio.create_task(lab.ask(CHAT, user()))
+        await until(lambda: eng.running == 1)
+        second = asyncio.create_task(lab.ask(CHAT, user('b')))
+        await until(lambda: lab.proxy.metrics()['waiting'] == 1)
+        second.cancel()
+        await until(lambda: lab.proxy.metrics()['waiting'] == 0 and lab.proxy.inflight == 1)
+        eng.go.set()
+        assert (await first)[0] == 200 and (await lab.ask(CHAT, user('c')))[0] == 200
+        assert sorted(c.finish for c in lab.calls) == ['aborted', 'stop', 'stop']
+
+@ALL
+async def test_budgets(tmp_path, path):
+    "Calls, sampled tokens, seconds: a spent one is 400 in the dialect's shape, and the session is truncated."
+    for opts, served, why in ((dict(max_calls=2), 2, '2 calls'), (dict(max_output_tokens=7), 2, '7 sampled tokens'), (dict(max_seconds=0), 0, '0 seconds')):
+        (d := tmp_path/why.replace(' ', '')).mkdir()
+        async with Lab(d, ScriptEngine(['word']*4), opts) as lab:
+            for i in range(served + 1):
+                async with lab.post(path, **wire(path)) as r: status, body = r.status, await r.json()
+                assert status == (200 if i < served else 400), body
+            assert why in body['error']['message'] and body['error']['type'] == 'invalid_request_error' and lab.s.stats.truncated
+            assert [len(c.output_ids) for c in lab.calls] == [5, 5 if 'calls' in why else 2][:served]
+        store = Store.open(d/'calls.db')    # budgets survive a restart
+        async with Proxy(ScriptEngine(['word']*4), store) as proxy, aiohttp.ClientSession() as http:
+            async with http.post(f'http://127.0.0.1:{proxy.port}{path}', json=wire(path), headers={'x-api-key': lab.s.api_key}) as r: assert r.status == 400
+        store.close()
+
+@ALL
+async def test_engine_failure_after_the_headers(tmp_path, path):
+    "`cut` breaks the connection; `event` says so first. Neither ends cleanly, and nothing follows."
+    for how in ('cut', 'event'):
+        eng = Held(); (d := tmp_path/how).mkdir()
+        async def fail(ids, sampling, context): await eng.go.wait(); raise RuntimeError('it died')
+        eng.generate = fail
+        async with Lab(d, eng, dict(on_engine_failure=how), hold_s=.02, keepalive_s=.02) as lab:
+            text = b''
+            with pytest.raises(aiohttp.ClientPayloadError):
+                async with lab.post(path, **wire(path, stream=True)) as r:
+                    text += await r.content.readany(); eng.go.set()
+                    while data := await r.content.readany(): text += data
+            assert (b'it died' in text) == (how == 'event') and b'[DONE]' not in text and b'message_stop' not in text
+            if how == 'event': assert {CHAT: b'"error"', ANTH: b'event: error', RESP: b'response.failed'}[path] in text
+            assert [c.finish for c in lab.calls] == ['error'] and lab.s.stats.engine_errors == 1
+    with pytest.raises(InputError, match='cut or event'): await Proxy(Held(), None).open_session(Rollout('r', 't', 'h'), on_engine_failure='retry')
+
+@ALL
+async def test_P18_a_call_that_spans_an_update(tmp_path, path):
+    "Versions are kept per token; an engine's `abort` is its failure, never an answer."
+    class Spans(Held):
+        async def generate(self, ids, sampling, context):
+            if self.go.is_set(): return Generation([1, 2], [-1., -1.], [7, 7], 'abort')
+            return Generation([65]*127 + [T.eos_ids[0]], [-.5]*128, [7]*57 + [8]*71)
+    eng = Spans()
+    async with Lab(tmp_path, eng, sampling=Sampling(max_tokens=999)) as lab:
+        async with lab.post(path, **wire(path)) as r: assert r.status == 200
+        eng.go.set()
+        for stream in (False, True):
+            async with lab.post(path, **wire(path, stream=stream)) as r: assert r.status == 500 and 'abort' in (await r.json())['error']['message']
+        a, b, c = lab.calls
+        assert a.versions.tolist() == [7]*57 + [8]*71 and (b.finish, c.finish) == ('error', 'error') and b.response is None
+
+async def test_a_reply_that_can_t_be_read_is_an_engine_failure_and_kept(tmp_path):
+    class Odd(Held):
+        async def generate(self, ids, sampling, context): return Generation([5, 10**6], [-1., -1.], [0, 0])
+    async with Lab(tmp_path, Odd()) as lab:
+        for stream in (False, True):
+            async with lab.post(**wire(CHAT, stream=stream)) as r: assert r.status == 500
+        assert [(c.finish, c.output_ids.tolist(), c.response) for c in lab.calls] == [('error', [5, 10**6], None)]*2
+
+async def test_a_fault_of_ours_is_seen_and_told(tmp_path):
+    async with Lab(tmp_path, ScriptEngine(['a'])) as lab:
+        def broken(*a): raise ZeroDivisionError('oops')
+        lab.s.lineage.match = broken
+        status, body = await lab.ask(ANTH, user())
+        assert status == 500 and body['error']['type'] == 'api_error' and 'ZeroDivisionError' in body['error']['message'] and lab.proxy.inflight == 0
+
+async def test_P40_on_a_connection_that_was_kept_alive(tmp_path):
+    "The second request on one connection, while waiting in line and while sampling."
+    eng = Held(); eng.go.set()
+    async with Lab(tmp_path, eng, slots=1) as lab:
+        body = json.dumps(wire(CHAT)).encode()
+        ask = f'POST {lab.s.base_path}{CHAT} HTTP/1.1\r\nHost: x\r\nx-api-key: {lab.s.api_key}\r\nContent-Length: {len(body)}\r\n\r\n'.encode() + body
+        both = [await asyncio.open_connection('127.0.0.1', lab.proxy.port) for _ in range(2)]
+        for r, w in both:
+            w.write(ask); head = await r.readuntil(b'\r\n\r\n')
+            await r.readexactly(int(head.lower().split(b'content-length: ')[1].split(b'\r')[0]))
+        eng.go.clear()
+        both[0][1].write(ask); await until(lambda: eng.running == 1)
+        both[1][1].write(ask); await until(lambda: lab.proxy.metrics()['waiting'] == 1)
+        for _, w in both[::-1]: w.close()
+        await until(lambda: eng.running == 0 and lab.proxy.inflight == 0, 1)
+        await until(lambda: [c.finish for c in lab.calls] == ['stop', 'stop', 'aborted', 'aborted'])
+
+@ALL
+@pytest.mark.parametrize('stream', [False, True])
+async def test_all_routes_record_what_was_asked_and_used(tmp_path, path, stream):
+    "P16, P34, P38 in every dialect."
+    async with Lab(tmp_path, ScriptEngine([CALL]), sampling=Sampling(temperature=.7)) as lab:
+        async with lab.post(path, **wire(path, stream=stream, temperature=.1, zz=1)) as r:
+            assert r.content_type == ('text/event-stream' if stream else 'application/json') and r.headers['request-id'] == r.headers['x-request-id'] == lab.calls[0].call_id
+            text = await r.text()
+            assert terminal(path, text) if stream else json.loads(text)
+        c, = lab.calls
+        assert (c.requested['temperature'], c.used['temperature'], c.dialect) == (.1, .7, {CHAT: 'chat', ANTH: 'anthropic', RESP: 'responses'}[path])
+        assert lab.s.stats.unknown == {'zz': 1} and lab.proxy.metrics()['unknown_fields'] == 1
 
 BAD = [b'', b'{', b'null', b'[]', b'3', b'"x"', b'{}', b'\xff\xfe', b'{"model":"m"}', b'{"model":"m","messages":null}', b'{"model":"m","messages":[]}',
        b'{"model":"m","messages":[null]}', b'{"model":"m","messages":[{"role":"user"}],"max_tokens":"x"}', b'{"model":7,"messages":[{"role":"user","content":"x"}],"max_tokens":5}',
@@ -355,7 +524,7 @@ async def test_engine_failure_before_headers_is_a_5xx(tmp_path, path):
 @BOTH
 async def test_engine_failure_after_headers_breaks_the_connection(tmp_path, path):
     "Never a clean end without the last event."
-    async with Lab(tmp_path, ScriptEngine([dict(error='died', delay_s=.3)]), keepalive_s=.02) as lab:
+    async with Lab(tmp_path, ScriptEngine([dict(error='died', delay_s=.3)]), hold_s=.02, keepalive_s=.02) as lab:
         with pytest.raises(aiohttp.ClientError): await lab.ask(path, user(), stream=True)
         r, w = await asyncio.open_connection('127.0.0.1', lab.proxy.port)
 
@@ -368,10 +537,15 @@ async def test_unexpected_engine_exception_is_an_engine_failure(tmp_path):
 
 @BOTH
 async def test_keep_alives_then_the_answer(tmp_path, path):
-    async with Lab(tmp_path, ScriptEngine([dict(text='late', delay_s=.3)]), keepalive_s=.02) as lab:
-        status, text = await lab.ask(path, user(), stream=True)
-        mark = ': keep-alive' if path == CHAT else 'event: ping'
-        assert text.count(mark) > 2 and text.index(mark) < text.index('late') and text.rstrip().endswith('[DONE]' if path == CHAT else '"message_stop"}')
+    eng, mark = Held(), {CHAT: b': keep-alive', ANTH: b'event: ping'}[path]
+    async with Lab(tmp_path, eng, hold_s=.02, keepalive_s=.02) as lab:
+        async with lab.post(path, model='m', messages=user(), stream=True, max_tokens=9) as r:
+            text = b''
+            while text.count(mark) < 3: text += await r.content.readany()
+            assert b'reply' not in text and not eng.stopped.is_set()
+            eng.go.set()
+            text += await r.read()
+        assert r.status == 200 and text.rindex(mark) < text.index(b'reply') and text.rstrip().endswith(b'[DONE]' if path == CHAT else b'"message_stop"}')
 
 async def test_length_stop_can_be_reported_as_stop(tmp_path):
     for flag, want in ((False, 'length'), (True, 'stop')):
@@ -404,7 +578,6 @@ async def test_keys_and_paths_must_agree(tmp_path):
         async with lab.http.get(lab.url(CHAT), headers=lab.auth()) as r: assert r.status == 405
         async with lab.http.get(lab.url('/v1/models'), headers=lab.auth()) as r: assert (await r.json())['data']
         async with lab.http.post(f'http://127.0.0.1:{lab.proxy.port}/s/none{CHAT}', headers=lab.auth()) as r: assert r.status == 403
-        async with lab.http.post(f'http://127.0.0.1:{lab.proxy.port}{CHAT}', headers=lab.auth()) as r: assert r.status == 403
         await lab.proxy.close_session(lab.s.session_id)
         async with post(lab.s, lab.auth()) as r: assert r.status == 401
 
@@ -429,6 +602,49 @@ async def test_a_session_s_own_listener_serves_no_other(tmp_path):
         assert (await lab.proxy.close_session(lab.s.session_id))[0].delivered == ('yes',)
         with pytest.raises(aiohttp.ClientConnectionError): await at(lab.s)
         async with lab.post(s=other, model='m', messages=user()) as r: assert r.status == 200
+
+@ALL
+async def test_sessions_by_key_alone(tmp_path, path):
+    "A harness that can't take a path: its key says who it is."
+    async with Lab(tmp_path, ScriptEngine(['a']*3)) as lab:
+        other = await lab.proxy.open_session(Rollout('r2', 't', 'h'))
+        url = f'http://127.0.0.1:{lab.proxy.port}{path}'
+        for headers, want in (({'Authorization': f'Bearer {lab.s.api_key}'}, 200), ({'x-api-key': other.api_key}, 200), ({'x-api-key': 'none'}, 401), ({}, 401)):
+            async with lab.http.post(url, headers=headers, json=wire(path)) as r: assert r.status == want
+        assert len(lab.calls) == 1 == len(lab.store.calls('r2'))
+        async with lab.http.get(f'http://127.0.0.1:{lab.proxy.port}/v1/models', headers=lab.auth()) as r: assert r.status == 200
+        sock = socket.create_server(('127.0.0.1', 0)); await lab.proxy.listen(sock, lab.s.session_id)
+        for s, want in ((lab.s, 200), (other, 403)):
+            async with lab.http.post(f'http://127.0.0.1:{sock.getsockname()[1]}{path}', headers=lab.auth(s), json=wire(path)) as r: assert r.status == want
+        await lab.proxy.close_session(other.session_id)
+        async with lab.http.post(url, headers=lab.auth(other), json=wire(path)) as r: assert r.status == 401
+
+async def test_sessions_of_a_dead_proxy_can_be_closed(tmp_path):
+    async with Lab(tmp_path, ScriptEngine(['a'])) as lab: await lab.ask(CHAT, user())
+    with Store.open(tmp_path/'calls.db') as store:
+        async with Proxy(ScriptEngine([]), store) as proxy:
+            assert await proxy.list_sessions() == [dict(session=lab.s.session_id, rollout_id='r1', here=False, stats=None)] == await proxy.list_sessions('r1')
+            assert await proxy.list_sessions('r9') == []
+            assert len(await proxy.close_session(lab.s.session_id)) == 1 and await proxy.list_sessions() == []
+            with pytest.raises(InputError, match='no open session'): await proxy.close_session(lab.s.session_id)
+            with pytest.raises(InputError, match='already'): await proxy.open_session(Rollout('r2', 't', 'h'), session_id=lab.s.session_id)
+
+async def test_metrics_and_one_line_per_request(tmp_path):
+    async with Lab(tmp_path, ScriptEngine([CALL, dict(error='x')]), log_file=str(tmp_path/'log')) as lab:
+        await lab.ask(CHAT, user(), stream=True); await lab.ask(ANTH, user()); await lab.ask(ANTH, [])
+        async with lab.http.post(lab.url(), headers={'x-api-key': 'wrong'}) as r: assert r.status == 401
+        text = lab.proxy.meter.text().decode()
+        for want in ('clawlab_requests_total{dialect="chat",http_response_status_code="200"} 1.0', 'clawlab_requests_total{dialect="anthropic",http_response_status_code="500"} 1.0',
+                     'clawlab_requests_total{dialect="chat",http_response_status_code="401"} 1.0', 'clawlab_calls_total 1.0', 'clawlab_engine_errors_total 1.0', 'clawlab_sessions 1.0',
+                     'gen_ai_server_request_duration_seconds_count{dialect="chat"} 1.0', 'gen_ai_client_token_usage_count{gen_ai_token_type="output"} 2.0'): assert want in text, want
+        await lab.proxy.close_session(lab.s.session_id)
+        after = lab.proxy.meter.text().decode()
+        assert 'clawlab_calls_total 1.0' in after and 'clawlab_sessions 0.0' in after   # counters never go down
+        call = lab.calls[0]
+    one, two, three = map(json.loads, (tmp_path/'log').read_text().splitlines())
+    assert (one['gen_ai.response.id'], one['clawlab.rollout.id'], one['gen_ai.usage.input_tokens'], one['gen_ai.usage.output_tokens']) == (call.call_id, 'r1', len(call.prompt_ids), len(call.output_ids))
+    assert one['gen_ai.response.finish_reasons'] == ['tool_calls'] and one['http.response.status_code'] == 200 and 'error.type' not in one
+    assert (two['error.type'], two['http.response.status_code'], three['http.response.status_code']) == ('engine', 500, 400)
 
 async def test_keyless_session(tmp_path):
     async with Lab(tmp_path, ScriptEngine(['a']), dict(keyless=True)) as lab:
@@ -545,6 +761,26 @@ async def test_official_sdks(tmp_path):
             assert n.input_tokens == r.usage.input_tokens
         assert len({t.id for c in lab.calls if c.response for t in c.response.tool_calls}) == 4
 
+async def test_admin_types_and_listing(tmp_path):
+    from clawlab.capture.admin import start_admin
+    async with Lab(tmp_path, ScriptEngine(['a'])) as lab:
+        runner = await start_admin(lab.proxy, f'{tmp_path}/sock')
+        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(f'{tmp_path}/sock')) as door:
+            for bad in (b'[]', b'3', b'{"seed": "x"}', b'{"sample": 1.5}', b'{"task_id": 7}', b'{"meta": []}', b'{"sampling": 3}', b'{"sampling": {"temperature": "hot"}}', b'{"sampling": {"heat": 1}}',
+                        b'{"sampling": {"temperature": -1}}', b'{"max_calls": -1}', b'{"max_calls": true}', b'{"max_seconds": "1"}', b'{"keyless": 1}', b'{"on_engine_failure": "no"}', b'{"outcome": "ok"}',
+                        b'{"expect_harness": 5}', b'{"expect_harness": {"agent": "x"}}', b'{"rollout_id": ""}', b'{"task_id": "\\ud800"}', b'\xff', b'{"calls": []}'):
+                async with door.post('http://a/sessions', data=bad) as r:
+                    text = (await r.json())['error']
+                    assert r.status == 400 and text and '\n' not in text, (bad, text)
+            async with door.post('http://a/sessions', json=dict(task_id='t', seed=4, sampling=dict(temperature=1), max_seconds=60, max_output_tokens=9, expect_harness=dict(tools=['sh']), on_engine_failure='event')) as r: s = await r.json()
+            async with door.get('http://a/sessions') as r: assert {x['session'] for x in await r.json()} == {s['session'], lab.s.session_id}
+            async with door.get('http://a/sessions', params=dict(rollout=s['rollout_id'])) as r: assert [x['session'] for x in await r.json()] == [s['session']]
+            async with door.get('http://a/metrics') as r: assert 'clawlab_sessions 2.0' in await r.text()
+            for what, paused in (('pause', 1), ('drain', 1), ('resume', 0)):
+                async with door.post(f'http://a/{what}') as r: assert r.status == 200 and lab.proxy.metrics()['paused'] == paused
+            assert lab.proxy.sessions[s['session']].max_seconds == 60 and lab.store.rollout(s['rollout_id']).seed == 4
+        await runner.cleanup()
+
 async def test_admin_port_needs_its_token(tmp_path):
     from clawlab.capture.admin import start_admin
     (tmp_path/'token').write_text('t'*20)
@@ -564,3 +800,135 @@ async def test_admin_port_needs_its_token(tmp_path):
         await runner.cleanup()
         with pytest.raises(InputError, match='cannot listen'):
             with socket.create_server(('127.0.0.1', port)): await start_admin(lab.proxy, str(port), str(tmp_path/'token'))
+
+async def test_kill_9_under_64_sessions(tmp_path):
+    "Of every call of which a byte of content arrived the store has all; the sessions go on."
+    (tmp_path/'script.jsonl').write_text('\n'.join([json.dumps(dict(text='reply ' + 'x'*50 + CALL))]*200))
+    p = subprocess.Popen([sys.executable, '-m', 'clawlab.cli', 'proxy', '--engine', f'script:{tmp_path}/script.jsonl', '--store', f'{tmp_path}/s.db', '--admin', f'{tmp_path}/sock'],
+                         cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    url, seen = json.loads(p.stdout.readline())['url'], set()
+    async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(f'{tmp_path}/sock')) as door, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        async def opened():
+            async with door.post('http://a/sessions', json={}) as r: return await r.json()
+        ss = await asyncio.gather(*[opened() for _ in range(64)])
+        async def agent(i, s):
+            path = (CHAT, ANTH, RESP)[i % 3]
+            for k in range(200):
+                try:
+                    async with http.post(s['base_url'] + path, json=wire(path, f'{i} {k}', stream=k % 2 == 0), headers={'x-api-key': s['api_key']}) as r:
+                        async for data, _ in r.content.iter_chunks():
+                            if data: seen.add((s['rollout_id'], r.headers['request-id']))
+                            if len(seen) > 300 and p.returncode is None and p.poll() is None: p.send_signal(signal.SIGKILL)
+                except aiohttp.ClientError: return
+        await asyncio.gather(*[agent(i, s) for i, s in enumerate(ss)])
+    p.wait(); p.stdout.close()
+    with Store.open(tmp_path/'s.db', create=False) as store:
+        calls = {(s['rollout_id'], c.call_id): c for s in ss for c in store.calls(s['rollout_id'])}
+        assert len(seen) > 300 and seen <= calls.keys() and all(c.response and len(c.output_ids) for c in calls.values())
+        assert all(json.loads(store.body(cid))['model'] == 'm' for _, cid in seen)
+        async with Proxy(ScriptEngine(['on']), store) as proxy, aiohttp.ClientSession() as http:
+            async with http.post(f'http://127.0.0.1:{proxy.port}{CHAT}', json=wire(CHAT), headers={'x-api-key': ss[0]['api_key']}) as r: assert r.status == 200
+            assert len(await proxy.list_sessions()) == 64
+
+# ---------------------------------------------------------------- any body at all
+
+TEXT = st.text(st.characters(codec=None), max_size=12)
+J = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | TEXT, lambda c: st.lists(c, max_size=3) | st.dictionaries(TEXT, c, max_size=3), max_leaves=6)
+odd = lambda good: st.one_of(good, good, good, good, J)   # mostly right
+objects = lambda **kw: st.fixed_dictionaries({}, optional={k: odd(v) for k, v in kw.items()})
+PART = st.fixed_dictionaries(dict(type=odd(st.sampled_from(['text', 'image', 'image_url', 'tool_use', 'tool_result', 'thinking', 'input_text', 'output_text']))),
+                             optional=dict(text=odd(TEXT), thinking=TEXT, input=odd(st.dictionaries(TEXT, J, max_size=2)), id=TEXT, name=TEXT, tool_use_id=TEXT, content=odd(TEXT), source=J, image_url=J))
+FN = st.fixed_dictionaries(dict(name=odd(TEXT)), optional=dict(arguments=odd(TEXT), description=TEXT, parameters=odd(st.dictionaries(TEXT, J, max_size=2))))
+TURN = st.fixed_dictionaries(dict(role=odd(st.sampled_from(['user', 'assistant', 'system', 'tool', 'developer']))),
+                             optional=dict(content=odd(TEXT | st.lists(PART, max_size=3)), tool_calls=odd(st.lists(objects(id=TEXT, type=st.just('function'), function=FN), max_size=2)), tool_call_id=TEXT, reasoning_content=odd(TEXT)))
+ITEM = TURN | st.fixed_dictionaries(dict(type=odd(st.sampled_from(['message', 'function_call', 'function_call_output', 'reasoning', 'custom_tool_call', 'custom_tool_call_output', 'item_reference']))),
+                                    optional=dict(role=odd(st.just('assistant')), content=J, call_id=TEXT, name=TEXT, arguments=odd(TEXT), input=odd(TEXT), output=odd(TEXT), summary=J, id=TEXT, namespace=odd(TEXT)))
+TOOL = st.fixed_dictionaries(dict(type=odd(st.just('function'))), optional=dict(name=TEXT, function=odd(FN), input_schema=odd(st.dictionaries(TEXT, J, max_size=2)), parameters=J, format=J, tools=J))
+@st.composite
+def requests(draw):
+    "(path, headers, bytes) of something like a request."
+    path = draw(st.sampled_from([CHAT, ANTH, RESP, COUNT]))
+    key, one = ('input', ITEM) if path == RESP else ('messages', TURN)
+    turns = st.lists(odd(one), max_size=4).map(lambda ms: [*ms, dict(role='user', content='x')])
+    body = draw(st.fixed_dictionaries({'model': odd(st.just('m')), key: odd(turns)}, optional=dict(stream=odd(st.booleans()), max_tokens=odd(st.integers(1, 99)), tools=odd(st.lists(TOOL, max_size=2)),
+                system=odd(TEXT | st.lists(PART, max_size=2)), temperature=J, stream_options=odd(objects(include_usage=st.booleans())), instructions=odd(TEXT), previous_response_id=odd(TEXT), zz=J, n=J)))
+    data = json.dumps(body, ensure_ascii=draw(st.booleans())).encode('utf-8', 'surrogatepass')
+    if draw(st.integers(0, 9)) == 0: i = draw(st.integers(0, len(data))); data = data[:i] + draw(st.binary(max_size=3)) + data[i + draw(st.integers(0, 2)):]
+    coding = draw(st.sampled_from(['']*8 + ['gzip', 'br', 'zstd', 'deflate', 'nope']))
+    pack = dict(gzip=gzip.compress, br=lambda b: brotli.compress(b, quality=1), zstd=zstandard.compress, deflate=zlib.compress).get(coding if draw(st.integers(0, 5)) else '', lambda b: b)
+    return path, {'Content-Type': 'application/json', **({'Content-Encoding': coding} if coding else {})}, pack(data)
+
+class Cycle(Held):
+    "All kinds of replies, over and over."
+    def __init__(self, seed=0):
+        super().__init__()
+        texts = ['Hi.', '', '<think>why</think>\nSo.' + CALL*2, '<tool_call>{"name": "sh"', 'x<tool_call>[]</tool_call>y', '\x00é\n"\\', '<think>'+CALL]
+        self.replies = itertools.cycle([[int(i) for i in T.encode(t, special=True)] + [int(T.eos_ids[0])] for t in texts] + [[], [255, 254], [int(i) for i in T.encode('cut')]])
+    async def generate(self, ids, sampling, context):
+        out = next(self.replies)[:sampling.max_tokens]
+        return Generation(out, [-.5]*len(out), [0]*len(out), 'stop' if out and out[-1] == T.eos_ids[0] else 'length')
+
+def test_any_body_is_answered_and_every_answer_recorded(tmp_path):
+    "No 500, no hang, no lost record. CLAWLAB_FUZZ sets the number of cases."
+    loop, ok = asyncio.new_event_loop(), [0]
+    lab = loop.run_until_complete(Lab(tmp_path, Cycle()).__aenter__())
+    async def one(path, headers, data):
+        async with asyncio.timeout(60), lab.post(path, data=data, headers=headers) as r:
+            text = await r.text()
+            assert r.status in (200, 400, 413, 415), (r.status, text)
+            if r.status != 200: assert error_of(path, json.loads(text))
+            elif path != COUNT:
+                ok[0] += 1
+                assert terminal(path, text) if r.content_type == 'text/event-stream' else json.loads(text)
+    @settings(max_examples=int(os.environ.get('CLAWLAB_FUZZ', 60)), deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(requests())
+    def run(case): loop.run_until_complete(one(*case))
+    try:
+        run()
+        calls = lab.calls
+        assert ok[0] == len(calls) == lab.s.stats.calls and ok[0] > 0 and lab.proxy.inflight == 0 and sorted(c.seq for c in calls) == list(range(ok[0]))
+        assert all(set(c.delivered) == {'yes'} and json.loads(lab.store.body(c.call_id)) for c in calls)
+    finally: loop.run_until_complete(lab.__aexit__()); loop.close()
+
+@ALL
+async def test_a_long_history_costs_no_more_than_a_short_one(tmp_path, path):
+    "Criterion 7: of what is done for a request, in Python calls, very little is done for each message of its history."
+    import cProfile, pstats
+    async with Lab(tmp_path, ScriptEngine(['reply']*60)) as lab:
+        ms, work = user('begin'), {}
+        for i in range(60):
+            pr = cProfile.Profile() if i in (5, 59) else None
+            if pr: pr.enable()
+            async with lab.post(path, **{**wire(path), 'input' if path == RESP else 'messages': ms}) as r: assert r.status == 200, await r.text()
+            if pr: pr.disable(); work[len(ms)] = sum(n for (f, _, _), (_, n, *_) in pstats.Stats(pr).stats.items() if 'clawlab' in f)
+            ms = [*ms, dict(role='assistant', content='reply'), *user(f'turn {i}')]
+        (few, little), (many, much) = work.items()
+        assert len({c.parent_id for c in lab.calls}) == 60 and (much - little)/(many - few) < 4, work
+
+# ---------------------------------------------------------------- load: pytest -m load
+
+@pytest.mark.load
+async def test_1000_sessions_on_two_cores(tmp_path, request):
+    "Criterion 6: no failed request, and memory that stays flat. Agents take turns with a scripted engine in a process of its own."
+    if request.config.getoption('-m') != 'load': pytest.skip('minutes of work: pytest -m load')
+    (tmp_path/'script.jsonl').write_text('\n'.join([json.dumps(dict(text='word '*50 + CALL, delay_s=.2))]*40))
+    p = subprocess.Popen([sys.executable, '-m', 'clawlab.cli', 'proxy', '--engine', f'script:{tmp_path}/script.jsonl', '--store', f'{tmp_path}/s.db', '--admin', f'{tmp_path}/sock'],
+                         cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, 'CLAWLAB_PROXY_MAX_INFLIGHT': '1000'})
+    rss = lambda: next(int(l.split()[1]) >> 10 for l in Path(f'/proc/{p.pid}/status').read_text().splitlines() if l.startswith('VmRSS'))
+    seen, failed, done = [], [], [0]
+    try:
+        json.loads(p.stdout.readline())
+        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(f'{tmp_path}/sock', limit=20)) as door, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(600)) as http:
+            async def agent(i):
+                async with door.post('http://a/sessions', json={}) as r: s = await r.json()
+                ms, path = user('x '*200), (CHAT, ANTH)[i % 2]
+                for k in range(20):
+                    async with http.post(s['base_url'] + path, json=dict(model='m', max_tokens=500, messages=ms, stream=bool(k % 2)), headers={'x-api-key': s['api_key']}) as r:
+                        await r.read()
+                        if r.status != 200: failed.append(r.status)
+                    ms = [*ms, dict(role='assistant', content='word '*50), *user('y '*300)]; done[0] += 1
+                    if done[0] % 500 == 0: seen.append(rss())
+            await asyncio.gather(*[agent(i) for i in range(1000)])
+    finally: p.send_signal(signal.SIGINT); p.wait(60); p.stdout.close()
+    print('RSS MB', seen)
+    assert not failed and max(seen) <= 600 and max(seen[len(seen)//2:]) <= 1.15*seen[len(seen)//2], seen

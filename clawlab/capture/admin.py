@@ -4,59 +4,85 @@
 
 # %% ../../nbs/15b_capture.admin.ipynb #4abdc1b9
 from __future__ import annotations
-import hmac, os, secrets, socket
+import hmac, os, secrets, socket, time
 from dataclasses import fields
 from pathlib import Path
+from typing import Any, Literal
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, Field, ValidationError
 from .engines.base import Sampling
 from .proxy import Proxy
 from ..records import InputError, Rollout
 
 # %% auto #0
-__all__ = ['OPTIONS', 'rollout_from', 'metrics_text', 'admin_app', 'start_admin']
+__all__ = ['SamplingIn', 'Opening', 'opening', 'admin_app', 'start_admin']
 
-# %% ../../nbs/15b_capture.admin.ipynb #aca6ce40
-OPTIONS = ('sampling', 'expect_harness', 'report_length_as_stop', 'max_calls', 'keyless')
+# %% ../../nbs/15b_capture.admin.ipynb #309828eb
+class SamplingIn(BaseModel, extra='forbid', strict=True):
+    "`engines.base.Sampling` as JSON."
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 256
+    seed: int | None = None
 
-def rollout_from(body: dict) -> tuple[Rollout, dict]:
-    "(Rollout, session options) of a `POST /sessions` body: fields of a rollout, all optional, and options."
-    if not isinstance(body, dict): raise InputError('body: expected an object')
-    known = {f.name for f in fields(Rollout)} - {'calls'}
-    if bad := sorted(set(body) - known - set(OPTIONS)): raise InputError(f'unknown field {bad[0]!r}')
-    opts = {k: body[k] for k in OPTIONS if k in body}
-    try:
-        if opts.get('sampling') is not None: opts['sampling'] = Sampling(**opts['sampling'])
-        given = {'rollout_id': secrets.token_hex(8), 'task_id': '', 'harness': '', **{k: body[k] for k in body if k in known}}
-        return Rollout(**given), opts
-    except TypeError as e: raise InputError(str(e)) from None
+class Opening(BaseModel, extra='forbid', strict=True):
+    "Body of `POST /sessions`: what is known of the rollout, and the session's options. All optional."
+    rollout_id: str = Field(default_factory=lambda: secrets.token_hex(8), min_length=1)
+    task_id: str = ''
+    harness: str = ''
+    harness_version: str = ''
+    group: str = ''
+    sample: int = 0
+    attempt: int = 0
+    seed: int = 0
+    split: str = 'train'
+    checkpoint: str = ''
+    meta: dict[str, Any] = {}
+    sampling: SamplingIn | None = None
+    expect_harness: str | dict[str, str | list[str]] | None = None
+    report_length_as_stop: bool = False
+    on_engine_failure: Literal['cut', 'event'] = 'cut'
+    max_calls: int | None = Field(None, ge=0)
+    max_output_tokens: int | None = Field(None, ge=0)
+    max_seconds: float | None = Field(None, ge=0)
+    keyless: bool = False
 
-def metrics_text(m: dict) -> str:
-    "Prometheus text format."
-    return ''.join(f'clawlab_proxy_{k} {v}\n' for k, v in m.items())
+def opening(body: bytes) -> tuple[Rollout, dict]:
+    "(Rollout, options of `Proxy.open_session`) of a JSON body. Error: `InputError` that names the field."
+    try: d = Opening.model_validate_json(body or b'{}').model_dump()
+    except ValidationError as e:
+        first = e.errors()[0]
+        raise InputError(': '.join(filter(None, ['.'.join(map(str, first['loc'])), first['msg']]))) from None
+    of_rollout = {k: d.pop(k) for k in tuple(d) if k in {f.name for f in fields(Rollout)}}
+    if d['sampling']: d['sampling'] = Sampling(**d['sampling'])
+    return Rollout(t_start=time.time(), **of_rollout), d
 
-# %% ../../nbs/15b_capture.admin.ipynb #bf937f52
+# %% ../../nbs/15b_capture.admin.ipynb #ea424c79
 def admin_app(proxy: Proxy, token: str = '' # required as bearer token, if given
              ) -> web.Application:
-    "`POST /sessions`, `DELETE /sessions/ID`, `GET /metrics`, `POST /pause|drain|resume`."
+    "`GET /sessions[?rollout=ID]`, `POST /sessions`, `DELETE /sessions/ID`, `GET /metrics`, `POST /pause|drain|resume`."
     @web.middleware
     async def guard(request, handler):
         if token and not hmac.compare_digest(request.headers.get('Authorization', '').encode(), f'Bearer {token}'.encode()):
             return web.json_response({'error': 'invalid token'}, status=401)
         try: return await handler(request)
-        except (InputError, ValueError) as e: return web.json_response({'error': str(e)}, status=400)
+        except InputError as e: return web.json_response({'error': str(e)}, status=400)
     async def create(request):
-        rollout, opts = rollout_from(await request.json() if request.can_read_body else {})
+        rollout, opts = opening(await request.read())
         s = await proxy.open_session(rollout, **opts)
         return web.json_response(dict(session=s.session_id, base_url=f'http://{proxy.host}:{proxy.port}{s.base_path}', api_key=s.api_key, rollout_id=s.rollout_id))
     async def delete(request):
         calls = await proxy.close_session(request.match_info['id'])
         return web.json_response(dict(session=request.match_info['id'], calls=len(calls)))
-    async def metrics(request): return web.Response(text=metrics_text(proxy.metrics()))
+    async def listing(request): return web.json_response(await proxy.list_sessions(request.query.get('rollout')))
+    async def metrics(request): return web.Response(body=proxy.meter.text(), headers={'Content-Type': CONTENT_TYPE_LATEST})
     def do(f):
         async def handler(request): await f(); return web.json_response({})
         return handler
     app = web.Application(middlewares=[guard])
-    app.add_routes([web.post('/sessions', create), web.delete('/sessions/{id}', delete), web.get('/metrics', metrics),
+    app.add_routes([web.get('/sessions', listing), web.post('/sessions', create), web.delete('/sessions/{id}', delete), web.get('/metrics', metrics),
                     *(web.post(f'/{f.__name__}', do(f)) for f in (proxy.pause, proxy.drain, proxy.resume))])
     return app
 

@@ -5,7 +5,7 @@
 # %% ../../nbs/14b_capture.wire.ipynb #23d7a1e7
 from __future__ import annotations
 import asyncio, json, zlib
-import zstandard
+import brotli, zstandard
 from ..records import ClawlabError
 
 # %% auto #0
@@ -43,8 +43,17 @@ def _zstd(data: bytes, limit: int) -> bytes:
     if not d.eof: raise ValueError('truncated')
     return bytes(out)
 
+def _brotli(data: bytes, limit: int) -> bytes:
+    out, d = bytearray(), brotli.Decompressor()
+    while not d.is_finished():  # one call may yield twice what is asked of it, no more
+        piece = d.process(data if d.can_accept_more_data() else b'', output_buffer_limit=1 << 16)
+        data, out = b'', out + piece
+        if len(out) > limit: raise OverflowError
+        if not piece and d.can_accept_more_data() and not d.is_finished(): raise ValueError('truncated')
+    return bytes(out)
+
 # %% ../../nbs/14b_capture.wire.ipynb #990e4a56
-CODINGS = {'gzip': lambda b, n: _zlib(b, n, 16 + zlib.MAX_WBITS), 'deflate': _deflate, 'zstd': _zstd, 'identity': lambda b, n: b}
+CODINGS = {'gzip': lambda b, n: _zlib(b, n, 16 + zlib.MAX_WBITS), 'deflate': _deflate, 'zstd': _zstd, 'br': _brotli, 'identity': lambda b, n: b}
 CODINGS['x-gzip'] = CODINGS['gzip']
 
 def decode(data: bytes, coding: str, limit: int) -> bytes:
@@ -55,18 +64,27 @@ def decode(data: bytes, coding: str, limit: int) -> bytes:
         if c not in CODINGS: raise Refused(415, 'invalid', f'content encoding {c!r} is not supported')
         try: data = CODINGS[c](data, limit)
         except OverflowError: raise Refused(413, 'invalid', f'request body exceeds {limit} bytes') from None
-        except (ValueError, zlib.error, zstandard.ZstdError): raise Refused(400, 'invalid', f'request body is not valid {c}') from None
+        except (ValueError, zlib.error, zstandard.ZstdError, brotli.error): raise Refused(400, 'invalid', f'request body is not valid {c}') from None
     return data
 
 # %% ../../nbs/14b_capture.wire.ipynb #4e65ee27
-async def read_body(request, limit: int) -> bytes:
-    "The raw body of an aiohttp request, `limit` bytes at most."
-    if (request.content_length or 0) > limit: raise Refused(413, 'invalid', f'request body exceeds {limit} bytes')
-    out = bytearray()
-    async for chunk in request.content.iter_any():
-        out += chunk
-        if len(out) > limit: raise Refused(413, 'invalid', f'request body exceeds {limit} bytes')
-    return bytes(out)
+async def read_body(request, limit: int, idle_s=30., total_s=120.) -> bytes:
+    "The raw body of an aiohttp request, `limit` bytes at most. `Refused` 413, or 408 when it trickles: `idle_s` without a byte, `total_s` in all."
+    large = Refused(413, 'invalid', f'request body exceeds {limit} bytes')
+    if (request.content_length or 0) > limit: raise large
+    if request.content.is_eof():
+        if len(data := request.content.read_nowait()) > limit: raise large
+        return data
+    now, out = asyncio.get_running_loop().time, []
+    end, size = now() + total_s, 0
+    try:
+        async with asyncio.timeout(min(idle_s, total_s)) as clock:
+            async for chunk in request.content.iter_any():
+                out.append(chunk); size += len(chunk)
+                if size > limit: raise large
+                clock.reschedule(min(now() + idle_s, end))
+    except TimeoutError: raise Refused(408, 'invalid', 'the request body did not arrive in time') from None
+    return out[0] if len(out) == 1 else b''.join(out)
 
 def parse_json(data: bytes):
     "A JSON body; anything else is refused with 400."
