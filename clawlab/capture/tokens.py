@@ -56,19 +56,19 @@ class Bytes:
 
 # %% ../../nbs/10_capture.tokens.ipynb #92dadfe4
 class Remembered:
-    "`encode` with a memory of `chars` characters for texts of `least` characters or more. Arrays are read-only; threads may share it."
-    def __init__(self, encode, chars=1 << 24, least=256):
-        self.encode, self.chars, self.least, self.used = encode, chars, least, 0
+    "`encode` with a memory of `chars` characters (and 100 for each text). Arrays are read-only; threads may share it."
+    def __init__(self, encode, chars=1 << 23):
+        self.encode, self.chars, self.used = encode, chars, 0
         self._known, self._lock = OrderedDict(), threading.Lock()
 
     def __call__(self, text: str) -> np.ndarray:
-        if not self.least <= len(text) <= self.chars // 4: return self.encode(text)
+        if len(text) > self.chars // 4: return self.encode(text)
         with self._lock:
             if (ids := self._known.get(text)) is not None: self._known.move_to_end(text); return ids
         ids = self.encode(text); ids.setflags(write=False)
         with self._lock:
-            if text not in self._known: self._known[text] = ids; self.used += len(text)
-            while self.used > self.chars: self.used -= len(self._known.popitem(last=False)[0])
+            if text not in self._known: self._known[text] = ids; self.used += len(text) + 100
+            while self.used > self.chars: self.used -= len(self._known.popitem(last=False)[0]) + 100
         return ids
 
 # %% ../../nbs/10_capture.tokens.ipynb #7d1cb623
