@@ -12,10 +12,10 @@ HARNESSES := react claude-code mini-swe-agent
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env system harnesses study study-full test check sync lint lab clean
+.PHONY: help env system harnesses study study-full test test-postgres check sync lint lab clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -2; echo "targets: env harnesses study study-full test check lab clean"
+	@sed -n 's/^# //p' Makefile | head -2; echo "targets: env harnesses study study-full test test-postgres check lab clean"
 
 # Debian's programs: a sandbox needs bubblewrap, and a Python of the system for what runs inside it.
 system:
@@ -56,6 +56,12 @@ study-full: harnesses
 
 test: harnesses
 	@$(BIN)/python -m pytest tests --cov=clawlab --cov-report=term:skip-covered
+
+# The store on a real PostgreSQL server, of its own and in a temporary folder.
+test-postgres: env
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || { [ "$$(id -u)" = 0 ] || { echo "clawlab: please install the Debian package postgresql first" >&2; exit 1; }; \
+	 apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null; }
+	@$(BIN)/python -m pytest tests/test_postgres.py
 
 check: lint sync
 

@@ -671,6 +671,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'clawlab.capture.runs._hash': ('capture.runs.html#_hash', 'clawlab/capture/runs.py'),
                                       'clawlab.capture.runs._keep': ('capture.runs.html#_keep', 'clawlab/capture/runs.py'),
                                       'clawlab.capture.runs._kind': ('capture.runs.html#_kind', 'clawlab/capture/runs.py'),
+                                      'clawlab.capture.runs._lent': ('capture.runs.html#_lent', 'clawlab/capture/runs.py'),
                                       'clawlab.capture.runs._make': ('capture.runs.html#_make', 'clawlab/capture/runs.py'),
                                       'clawlab.capture.runs._patch': ('capture.runs.html#_patch', 'clawlab/capture/runs.py'),
                                       'clawlab.capture.runs._place': ('capture.runs.html#_place', 'clawlab/capture/runs.py'),

@@ -439,3 +439,26 @@ def test_sessions_are_kept(store):
     assert store.session('s1')['data'] == {'sampling': {'temperature': .5}} and store.session(key_hash='hash')['session_id'] == 's1'
     store.put_session('s1', None, 'r', True)
     assert store.session('s1')['revoked'] and store.session(key_hash='hash') is None and store.session('zz') is None
+
+def test_clawlab_store_verify_and_gc(tmp_path, capfd):
+    from clawlab.cli import main
+    def run(*args):
+        code = main(['store', *map(str, args)]); out, err = capfd.readouterr()
+        return code, json.loads(out.splitlines()[-1]) if out else None, err
+    with Store.open(tmp_path/'s.db') as s: fill(s, 20); s.put_rollout(Rollout('r', 't', 'h', outcome='ok', reward=1.))
+    code, v, err = run('verify', tmp_path/'s.db')
+    assert code == 0 and v['ok'] and v['rollouts'] == dict(total=1, complete=1, open=[], incomplete={}) and v['calls']['complete'] == 20 and '1 of 1 rollouts' in err
+    code, d, err = run('gc', tmp_path/'s.db')
+    assert code == 0 and d['tools'] == 0 and 'bytes freed' in err
+    with Store.open(tmp_path/'s.db') as s: damage(s, 'r.17')
+    code, v, err = run('verify', tmp_path/'s.db')
+    assert code == 1 and set(v['calls']['damaged']) == {'r.17', 'r.18', 'r.19'} and 'clawlab: call r.17: ' in err and 'clawlab: rollout r: 3 of 20 calls are damaged' in err
+    code, d, err = run('gc', tmp_path/'s.db')
+    assert code == 1 and d is None and 'left as it is' in err
+    assert run('verify', tmp_path/'none.db') == (2, None, f'clawlab: no store at {tmp_path}/none.db\n')
+
+def test_processes_that_make_a_store_at_the_same_time(tmp_path):
+    code = "import sys; from clawlab.capture.store import Store; from clawlab.records import Call\nwith Store.open(sys.argv[1]) as s: s.put_call(Call(sys.argv[2], 'r', int(sys.argv[2]), [1], [2], [-1.], [0])).result()"
+    ps = [python(code, tmp_path/'s.db', i) for i in range(4)]
+    assert [p.wait(timeout=120) for p in ps] == [0]*4
+    with Store.open(tmp_path/'s.db') as s: assert [c.seq for c in s.calls('r')] == [0, 1, 2, 3]

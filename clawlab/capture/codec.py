@@ -12,9 +12,10 @@ import xxhash, zstandard
 from ..records import Call, DataError, Message, message_from
 
 # %% auto #0
-__all__ = ['LEVELS', 'LONG', 'MOST', 'NO_FRAME', 'ARRAYS', 'APART', 'SMALL', 'shared_prefix', 'shared_ends', 'dumps', 'loads',
-           'same', 'shared_messages', 'Frame', 'short', 'changes', 'changed', 'pack_text', 'unpack_text', 'pack_tokens',
-           'unpack_tokens', 'pack_extra', 'unpack_extra', 'Blobs', 'digest', 'encode', 'decode', 'frame_of']
+__all__ = ['LEVELS', 'LONG', 'HEAD', 'STEPS', 'NO_FRAME', 'ARRAYS', 'APART', 'SMALL', 'shared_prefix', 'shared_ends', 'dumps',
+           'loads', 'same', 'shared_messages', 'Frame', 'short', 'changes', 'changed', 'said', 'names', 'pack_text',
+           'unpack_text', 'pack_tokens', 'unpack_tokens', 'pack_extra', 'unpack_extra', 'Blobs', 'digest', 'encode',
+           'decode', 'frame_of']
 
 # %% ../../nbs/13_capture.codec.ipynb #5ba9b2a8
 def shared_prefix(a: np.ndarray, # any[A]
@@ -46,9 +47,14 @@ def loads(b: bytes):
     "The inverse of `dumps`, up to tuples and records, which come back as lists and dicts."
     return json.loads(b.decode('utf-8', 'surrogatepass'))
 
+_EXACT = frozenset((str, int, bool, type(None)))
+
 def same(a, b) -> bool:
     "Equal, and equal in JSON too."
-    return a is b or (type(a) is type(b) and a == b and (isinstance(a, str) or _encode(a) == _encode(b)))
+    if a is b: return True
+    if type(a) is not type(b) or a != b: return False
+    if type(a) in _EXACT: return True
+    return all(same(v, b[k]) for k, v in a.items()) if type(a) is dict else _encode(a) == _encode(b)
 
 def shared_messages(a, b) -> int:
     "Number of equal messages that two requests begin with. (Arguments come from their raw text: where that is equal, they are.)"
@@ -59,36 +65,36 @@ def shared_messages(a, b) -> int:
     return n
 
 # %% ../../nbs/13_capture.codec.ipynb #03cc1da2
-LEVELS, LONG = (6, 3), 32 << 10   # levels of zstd: up to LONG bytes, and above
-MOST = 256 << 10                  # bytes of a frame
+LEVELS, LONG = (6, 3), 32 << 10    # levels of zstd: up to LONG bytes, and above
+HEAD, STEPS = 192 << 10, 64 << 10  # bytes of a frame: of its first call, and of what the others added
 _raw = lambda b: zstandard.ZstdCompressionDict(b, dict_type=zstandard.DICT_TYPE_RAWCONTENT) if b else None
 
 class Frame:
-    "Dictionaries for the texts and for the token ids of calls. Thread-safe."
+    "Dictionaries for the texts and for the token ids of calls: all of it for a call that stands on its own, the end for one with a base. Thread-safe."
     def __init__(self, text: bytes = b'', ids: bytes = b'', frame_id: int | None = None):
-        self.frame_id, self.raw, self._local = frame_id, dict(text=text[:MOST], ids=ids[:MOST]), threading.local()
+        self.frame_id, self.raw, self._local = frame_id, dict(text=text, ids=ids), threading.local()
 
     @property
     def hash(self) -> bytes: return xxhash.xxh3_128_digest(self.raw['text'] + self.raw['ids'])
 
-    def _of(self, kind, level=None):
+    def _of(self, kind, alone, level=None):
         "(De)compressor of this thread."
-        if (found := getattr(self._local, key := f'{kind}{level}', None)) is None:
-            d = _raw(self.raw[kind])
+        if (found := getattr(self._local, key := f'{kind}{alone}{level}', None)) is None:
+            d = _raw(self.raw[kind][0 if alone else -STEPS:])
             if d and level: d.precompute_compress(level=level)
             found = zstandard.ZstdCompressor(level=level, dict_data=d, write_checksum=True) if level else zstandard.ZstdDecompressor(dict_data=d)
             setattr(self._local, key, found)
         return found
 
-    def zip(self, data: bytes, kind: str) -> bytes:
+    def zip(self, data: bytes, kind: str, alone=True) -> bytes:
         "Compressed `data`, with a checksum; `kind` is `text` or `ids`."
-        return self._of(kind, LEVELS[len(data) > LONG]).compress(data)
+        return self._of(kind, alone, LEVELS[len(data) > LONG]).compress(data)
 
-    def unzip(self, data: bytes, kind: str) -> bytes:
+    def unzip(self, data: bytes, kind: str, alone=True) -> bytes:
         "The inverse of `zip`. Error: `DataError` for damaged data."
         try:
             if zstandard.frame_content_size(data) > 1 << 31: raise DataError('a length of gigabytes')
-            return self._of(kind).decompress(data)
+            return self._of(kind, alone).decompress(data)
         except (zstandard.ZstdError, MemoryError) as e: raise DataError(str(e)) from None
 
 NO_FRAME = Frame()
@@ -105,13 +111,16 @@ def short(m: Message) -> dict:
     if m.tool_calls: d['tool_calls'] = [c.__dict__ for c in m.tool_calls]
     return d
 
-def _expected(base: Call | None) -> dict:
-    "The fields that one expects of a call after `base`."
-    return {} if base is None else {**{k: getattr(base, k) for k in SMALL}, 'parent_id': base.call_id, 'anchor_id': base.call_id}
+def _expected(base: Call | None, size: int) -> dict:
+    "The fields that one expects of a call after `base`, with a body of `size` bytes."
+    if base is None: return {}
+    out = {k: getattr(base, k) for k in SMALL} | dict(parent_id=base.call_id, anchor_id=base.call_id)
+    if 'content-length' in base.headers: out['headers'] = {**base.headers, 'content-length': str(size)}
+    return out
 
-def changes(call: Call, base: Call | None) -> dict:
+def changes(call: Call, base: Call | None, size: int = 0) -> dict:
     "Small fields that differ from what the base lets expect; `+name` is what to add to a dict."
-    known, out = _expected(base), {}
+    known, out = _expected(base, size), {}
     for k in SMALL:
         v, w = getattr(call, k), known.get(k)
         if k in known and same(v, w): continue
@@ -119,9 +128,9 @@ def changes(call: Call, base: Call | None) -> dict:
         out[k] = short(v) if isinstance(v, Message) else v
     return out
 
-def changed(diff: dict, base: Call | None) -> dict:
+def changed(diff: dict, base: Call | None, size: int = 0) -> dict:
     "The inverse of `changes`: the small fields of a call."
-    out = _expected(base)
+    out = _expected(base, size)
     for k, v in diff.items():
         if k == 'response' and v is not None: v = message_from(v)
         if k == 'media': v = tuple(map(tuple, v))
@@ -129,8 +138,26 @@ def changed(diff: dict, base: Call | None) -> dict:
         if k in SMALL: out[k] = v   # a field of an older clawlab is left out
     return out
 
-# %% ../../nbs/13_capture.codec.ipynb #e1e36c03
-_HEAD = struct.Struct('<5I')   # shared beginning and end of the body, its middle, shared messages, length of the new ones
+# %% ../../nbs/13_capture.codec.ipynb #56fc7249
+_HEAD = struct.Struct('<5IB')   # shared beginning and end of the body, its middle, shared messages, length of the new ones, how many names are short
+def said(call: Call | None) -> tuple:
+    "The messages of a call and its reply: what the next request begins with."
+    return () if call is None else call.messages + ((call.response,) if call.response else ())
+
+def names(base: Call | None) -> list[bytes]:
+    "Long words that a call after `base` is likely to use; at most 7."
+    ids = [base.call_id, *(c.id for c in base.response.tool_calls if base.response)] if base and base.response else [base.call_id] if base else []
+    return [i.encode('utf-8', 'surrogatepass') for i in ids if len(i) >= 8][:7]
+
+def _abbreviate(data, words):
+    "(`data` with a control byte for each word, how many words); JSON has no control bytes, but who knows what was sent."
+    if not words or any(bytes([i + 1]) in data for i in range(len(words))): return data, 0
+    for i, w in enumerate(words): data = data.replace(w, bytes([i + 1]))
+    return data, len(words)
+
+def _spell(data, words):
+    for i, w in reversed([*enumerate(words)]): data = data.replace(bytes([i + 1]), w)
+    return data
 
 def pack_text(call: Call,
               body: bytes,                      # the raw request
@@ -139,22 +166,34 @@ def pack_text(call: Call,
     "Body, messages and small fields of a call as what differs from `base`; and the number of shared messages."
     b, known = base or (None, b'')
     n, m = shared_ends(body, known)
-    k = shared_messages(b.messages if b else (), call.messages)
+    k = shared_messages(said(b), call.messages)
     middle, messages = body[n:len(body) - m], dumps([short(x) for x in call.messages[k:]])
-    return _HEAD.pack(n, m, len(middle), k, len(messages)) + middle + messages + dumps(changes(call, b)), k
+    data, words = _abbreviate(middle + messages + dumps(changes(call, b, len(body))), names(b))
+    return _HEAD.pack(n, m, len(middle), k, len(messages), words) + data, k
 
 def unpack_text(data: bytes, base: tuple[Call, bytes] | None) -> tuple[bytes, tuple, dict]:
     "The inverse of `pack_text`: (body, messages, small fields). Error: `DataError` where lengths contradict each other."
     b, known = base or (None, b'')
-    n, m, size, k, l = _HEAD.unpack_from(data)
-    if n + m > len(known) or k > (len(b.messages) if b else 0) or 20 + size + l > len(data): raise DataError('contradicting lengths')
-    parts = memoryview(data)[20:]
+    n, m, size, k, l, words = _HEAD.unpack_from(data)
+    parts, before = memoryview(_spell(data[_HEAD.size:], names(b)[:words])), said(b)
+    if n + m > len(known) or k > len(before) or size + l > len(parts): raise DataError('contradicting lengths')
     body = b''.join((known[:n], parts[:size], known[len(known) - m:]))
-    messages = (b.messages[:k] if b else ()) + tuple(map(message_from, loads(bytes(parts[size:size + l]))))
-    return body, messages, changed(loads(bytes(parts[size + l:])), b)
+    messages = before[:k] + tuple(map(message_from, loads(bytes(parts[size:size + l]))))
+    return body, messages, changed(loads(bytes(parts[size + l:])), b, len(body))
 
 # %% ../../nbs/13_capture.codec.ipynb #5fc3e4a6
-_LENS = struct.Struct('<4IB')   # shared ids, new ids, sampled ids, bytes of the compressed ids, one version for all?
+_LENS = struct.Struct('<4IBB')   # shared ids, new ids, sampled ids, bytes of the compressed ids, bytes of an id, one version for all?
+
+def _narrow(ids: np.ndarray) -> tuple[bytes, int]:
+    "Token ids as three bytes each, four where they don't fit; and how many."
+    if len(ids) and (int(ids.max()) >= 1 << 24 or int(ids.min()) < 0): return ids.tobytes(), 4
+    return ids.view(np.uint8).reshape(-1, 4)[:, :3].tobytes(), 3
+
+def _wide(data: bytes, width: int) -> np.ndarray:
+    out = np.zeros((len(data)//width, 4), np.uint8)
+    out[:, :width] = np.frombuffer(data, np.uint8).reshape(-1, width)
+    return out.reshape(-1).view(np.int32)
+
 _stream = lambda c: np.concatenate([c.prompt_ids, c.output_ids]) if c else np.zeros(0, np.int32)
 
 def pack_tokens(call: Call, base: Call | None, frame: Frame = NO_FRAME) -> tuple[bytes, int]:
@@ -162,19 +201,20 @@ def pack_tokens(call: Call, base: Call | None, frame: Frame = NO_FRAME) -> tuple
     p, o = call.prompt_ids, call.output_ids
     s = shared_prefix(base.prompt_ids, p) if base else 0
     if base and s == len(base.prompt_ids): s += shared_prefix(base.output_ids, p[s:])
-    z, v = frame.zip(p[s:].tobytes() + o.tobytes(), 'ids'), call.versions
+    ids, width = _narrow(np.concatenate([p[s:], o]))
+    z, v = frame.zip(ids, 'ids', base is None), call.versions
     one = len(v) > 0 and bool((v == v[0]).all())
-    out = _LENS.pack(s, len(p) - s, len(o), len(z), one) + z + call.logprobs.tobytes() + (v[:1] if one else v).tobytes()
+    out = _LENS.pack(s, len(p) - s, len(o), len(z), width, one) + z + call.logprobs.tobytes() + (v[:1] if one else v).tobytes()
     return out + struct.pack('<I', zlib.crc32(out)), s
 
 def unpack_tokens(data: bytes, base: Call | None, frame: Frame = NO_FRAME) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     "The inverse of `pack_tokens`: prompt ids, output ids, log-probs, versions. Error: `DataError` for damaged data."
     if len(data) < _LENS.size + 4 or zlib.crc32(data[:-4]) != struct.unpack('<I', data[-4:])[0]: raise DataError('the checksum of its tokens is wrong')
-    s, n, o, z, one = _LENS.unpack_from(data)
+    s, n, o, z, width, one = _LENS.unpack_from(data)
     head, at = _stream(base) if s else np.zeros(0, np.int32), _LENS.size + z
-    ids = frame.unzip(data[_LENS.size:at], 'ids')
-    if s > len(head) or len(ids) != 4*(n + o) or len(data) != at + 4*o + 4*(1 if one else o) + 4: raise DataError('contradicting lengths')
-    new, v = np.frombuffer(ids, np.int32), np.frombuffer(data, np.int32, 1 if one else o, at + 4*o)
+    ids = frame.unzip(data[_LENS.size:at], 'ids', base is None)
+    if s > len(head) or width not in (3, 4) or len(ids) != width*(n + o) or len(data) != at + 4*o + 4*(1 if one else o) + 4: raise DataError('contradicting lengths')
+    new, v = _wide(ids, width), np.frombuffer(data, np.int32, 1 if one else o, at + 4*o)
     return np.concatenate([head[:s], new[:n]]), new[n:], np.frombuffer(data, np.float32, o, at), np.repeat(v, o) if one else v
 
 def pack_extra(call: Call) -> bytes | None:
@@ -209,13 +249,13 @@ def encode(call: Call, body: bytes, base: tuple[Call, bytes] | None = None, fram
     b = base and base[0]
     tokens, shared = pack_tokens(call, b, frame)
     text, alike = pack_text(call, body, base)
-    return Blobs(frame.zip(text, 'text'), tokens, pack_extra(call), digest(body, call.call_id, call.rollout_id, call.seq, b and b.call_id), shared, alike)
+    return Blobs(frame.zip(text, 'text', b is None), tokens, pack_extra(call), digest(body, call.call_id, call.rollout_id, call.seq, b and b.call_id), shared, alike)
 
 def decode(blobs: Blobs, base: tuple[Call, bytes] | None = None, frame: Frame = NO_FRAME, *, call_id: str, rollout_id: str, seq: int, **kw) -> tuple[Call, bytes]:
     "The inverse of `encode`: (call, body); `kw` are the fields that aren't in the blobs. Error: `DataError` that says what is wrong."
     b = base and base[0]
     try:
-        body, messages, small = unpack_text(frame.unzip(blobs.text, 'text'), base)
+        body, messages, small = unpack_text(frame.unzip(blobs.text, 'text', b is None), base)
         p, o, l, v = unpack_tokens(blobs.tokens, b, frame)
         if digest(body, call_id, rollout_id, seq, b and b.call_id) != blobs.hash: raise DataError('its hash is wrong')
         return Call(call_id, rollout_id, seq, p, o, l, v, messages=messages, **unpack_extra(blobs.extra), **{**small, **kw}), body
@@ -223,9 +263,10 @@ def decode(blobs: Blobs, base: tuple[Call, bytes] | None = None, frame: Frame = 
     except Exception as e: raise DataError(f'{type(e).__name__}: {e}') from None   # the fault line: damage can look like anything
 
 # %% ../../nbs/13_capture.codec.ipynb #4b3e1f83
-def frame_of(blobs: list[tuple[bytes, bytes]], # text and tokens of some calls
+def frame_of(blobs: list[tuple[bytes, bytes]], # text and tokens of the calls, the first stands on its own
              frame: Frame = NO_FRAME           # the one they were encoded with
             ) -> tuple[bytes, bytes]:
     "What a frame made of these calls says: text and ids."
-    z = [t[_LENS.size:_LENS.size + _LENS.unpack_from(t)[3]] for _, t in blobs]
-    return b''.join(frame.unzip(t, 'text') for t, _ in blobs)[:MOST], b''.join(frame.unzip(x, 'ids') for x in z)[:MOST]
+    ids = [t[_LENS.size:_LENS.size + _LENS.unpack_from(t)[3]] for _, t in blobs]
+    join = lambda zs, kind: frame.unzip(zs[0], kind)[:HEAD] + b''.join(frame.unzip(z, kind, False) for z in zs[1:])[:STEPS]
+    return join([t for t, _ in blobs], 'text'), join(ids, 'ids')

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 from ..records import DataError, InputError
 
 # %% auto #0
-__all__ = ['SCHEMA', 'FORMAT', 'DURABLE', 'SQLite', 'PostgreSQL', 'shown', 'database', 'Writer', 'take']
+__all__ = ['SCHEMA', 'FORMAT', 'DURABLE', 'PAGE', 'SQLite', 'PostgreSQL', 'shown', 'database', 'Writer', 'take']
 
 # %% ../../nbs/13a_capture.database.ipynb #d850e308
 SCHEMA = '''
@@ -21,7 +21,7 @@ create table rollouts(id integer primary key, rollout_id text not null unique, t
 create index rollouts_group on rollouts("group");
 create table calls(id integer primary key, call_id text not null unique, rollout_id text not null, seq integer not null,
   base integer, run integer, frame integer, kind text, prompt integer not null, kept integer not null, output integer not null,
-  role text not null, reason text, delivered text not null, tools text not null, hash blob not null, text blob not null, tokens blob not null, extra blob);
+  role text not null, reason text, delivered text not null, tools text, hash blob not null, text blob not null, tokens blob not null, extra blob);
 create index calls_rollout on calls(rollout_id, seq);
 create index calls_run on calls(run);
 create index calls_kind on calls(kind) where kind is not null;
@@ -36,6 +36,7 @@ _old = lambda where, found: InputError(f'{where}: a store of format {found}; thi
 
 # %% ../../nbs/13a_capture.database.ipynb #5f61adcd
 DURABLE = ('process', 'power')
+PAGE = 1024   # bytes: rows are short, and a second write touches a page of its row only
 
 class SQLite:
     "A store in one file."
@@ -54,6 +55,7 @@ class SQLite:
         if not found: self._create(db)
 
     def _create(self, db):
+        db.execute(f'pragma page_size={PAGE}'); db.execute('pragma journal_mode=wal')
         db.execute('begin immediate')   # of two that come at once, one finds it done
         if not db.execute('pragma user_version').fetchone()[0]:
             for s in SCHEMA.split(';'): db.execute(s)
@@ -64,7 +66,7 @@ class SQLite:
         "A connection; rows by name."
         db = sqlite3.connect(self.path, timeout=60, isolation_level=None, check_same_thread=False)
         db.row_factory = sqlite3.Row
-        for p in ('busy_timeout=60000', 'journal_mode=wal', f'synchronous={"full" if self.durable == "power" else "normal"}'): db.execute(f'pragma {p}')
+        for p in ('busy_timeout=60000', f'synchronous={"full" if self.durable == "power" else "normal"}'): db.execute(f'pragma {p}')
         return db
 
     begin = 'begin immediate'

@@ -4,14 +4,14 @@
 
 # %% ../../nbs/13b_capture.runs.ipynb #ea3ddbb3
 from __future__ import annotations
-import copy, json, logging, struct
+import json, logging, struct
 from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import blake2b
 from weakref import WeakValueDictionary
 from zlib import crc32
 from zstandard import ZstdCompressor
-from .codec import NO_FRAME, Blobs, Frame, decode, dumps, encode, frame_of, loads
+from .codec import NO_FRAME, Blobs, Frame, decode, dumps, encode, frame_of, loads, said
 from ..records import CALL_ROLES, DELIVERED, Call, DataError, InputError
 
 log = logging.getLogger('clawlab.store')
@@ -81,7 +81,7 @@ def write(self, ask, call: Call, body: bytes):
     x = encode(call, body, base and (base.call, base.body), run.frame)
     row = dict(call_id=call.call_id, rollout_id=call.rollout_id, seq=call.seq, base=base and base.row, run=base and run.head, frame=run.frame.frame_id,
                kind=None if base else run.kind.name, prompt=len(call.prompt_ids), kept=len(call.prompt_ids) - x.shared, output=len(call.output_ids),
-               role=call.role, delivered=letters(call.delivered), tools=tools, hash=x.hash, text=x.text, tokens=x.tokens, extra=x.extra)
+               role=call.role, delivered=letters(call.delivered), tools=None if base and tools == base.tools else tools, hash=x.hash, text=x.text, tokens=x.tokens, extra=x.extra)
     n = ask(f'insert into calls({",".join(row)}) values({",".join("?"*len(row))}) returning id', *row.values())[0]['id']
     self._keep(call, body, n, run, tools, base, full, x.alike)   # last
 
@@ -99,9 +99,8 @@ def _place(self, ask, call):
 @_patch(Runs)
 def _keep(self, call, body, row, run, tools, base, full, alike, most=128 << 20):
     "Remember a call for its successors, the newest `most` bytes of them. Equal parts are kept once, and grandparents not at all."
-    k, b = copy.copy(call), base and base.call
-    lean = dict(messages=b.messages[:alike] + call.messages[alike:] if b else call.messages, tools=b.tools if b and base.tools == tools else call.tools, kept_mass=None, routed_experts=None)
-    for name, v in lean.items(): object.__setattr__(k, name, v)
+    k, b = object.__new__(Call), base and base.call
+    k.__dict__.update(call.__dict__, messages=said(b)[:alike] + call.messages[alike:], tools=b.tools if b and base.tools == tools else call.tools, kept_mass=None, routed_experts=None)
     if base: run.size += 1
     else:
         run.head = row; run.kind.runs += 1; self._runs[row] = run
@@ -127,11 +126,11 @@ def _get(self, ask, call_id, rollout_id):
     if not rows: return None
     r, head = rows[0], rows[0]['run'] or rows[0]['id']
     try: call, body = self.load(ask, r)
-    except DataError as e: log.warning('call %s lends nothing: %s', call_id, e); return None
+    except (DataError, self.error) as e: log.warning('call %s lends nothing: %s', call_id, e); return None
     if (run := self._runs.get(head)) is None:
         size, name = ask('select count(*) n from calls where run=?', head)[0]['n'] + 1, ask('select kind from calls where id=?', head)[0]['kind']
-        run = self._runs[head] = Run(head, self._kind(ask, name), self.frame(ask, r['frame']), False, size)
-    self._remember(k := Kept(call, body, r['id'], run, r['tools'], None))
+        run = self._runs[head] = Run(head, self._kind(ask, name), self._lent(ask, r['frame']), False, size)
+    self._remember(k := Kept(call, body, r['id'], run, _hash(dumps(list(call.tools))), None))
     return k
 
 # %% ../../nbs/13b_capture.runs.ipynb #9a54a64c
@@ -144,9 +143,14 @@ def _kind(self, ask, name):
     if len(self._kinds) >= 64: self._kinds.clear()
     k = self._kinds[name] = Kind(name, runs=ask('select count(*) n from calls where kind=?', name)[0]['n'])
     heads = ask('select c.id, c.frame, 1 + (select count(*) from calls m where m.run=c.id) n from calls c where c.kind=? order by c.id limit 16', name)
-    if heads: h = max(heads, key=lambda r: r['n']); k.best = Run(h['id'], k, self.frame(ask, h['frame']), False, h['n'])
-    for f in ask('select id, head from frames where kind=? order by id desc limit 1', name): k.frame, k.made_of = self.frame(ask, f['id']), f['head']
+    if heads: h = max(heads, key=lambda r: r['n']); k.best = Run(h['id'], k, self._lent(ask, h['frame']), False, h['n'])
+    for f in ask('select id, head from frames where kind=? order by id desc limit 1', name): k.frame, k.made_of = self._lent(ask, f['id']), f['head']
     return k
+
+@_patch(Runs)
+def _lent(self, ask, frame_id):
+    try: return self.frame(ask, frame_id)
+    except (DataError, self.error): return NO_FRAME   # damage is for readers: writing goes on without
 
 @_patch(Runs)
 def _begin(self, ask, call, tools):
@@ -161,7 +165,7 @@ def _make(self, ask, kind):
     "A frame of the kind's best run, stored; None if that is damaged."
     rows = ask('select id, text, tokens from calls where id=? or run=? order by id', kind.best.head, kind.best.head)
     try: f = Frame(*frame_of([(r['text'], r['tokens']) for r in rows], kind.best.frame))
-    except DataError: return None
+    except (DataError, struct.error, IndexError): return None
     f.frame_id = ask('insert into frames(kind, head, calls, hash, text, ids) values(?,?,?,?,?,?) returning id',
                      kind.name, kind.best.head, json.dumps([r['id'] for r in rows]), f.hash, *_zipped(f))[0]['id']
     return f
@@ -248,8 +252,8 @@ def decoded(self, ask, row, base):
         if row['role'] not in CALL_ROLES: raise DataError(f"its role is {row['role']!r}")
         delivered = tuple(_LETTER[x] for x in row['delivered'])
         c, body = decode(Blobs(row['text'], row['tokens'], row['extra'], row['hash']), base, self.frame(ask, row['frame']), call_id=row['call_id'], rollout_id=row['rollout_id'],
-                         seq=row['seq'], role=row['role'], delivered=delivered, tools=self.tools(ask, row['tools']), **unsealed(row['reason']))
-    except (KeyError, TypeError, ValueError, AttributeError) as e: raise DataError(f'{type(e).__name__}: {e}') from None
+                         seq=row['seq'], role=row['role'], delivered=delivered, tools=base[0].tools if row['tools'] is None else self.tools(ask, row['tools']), **unsealed(row['reason']))
+    except (KeyError, TypeError, ValueError, AttributeError, self.error) as e: raise DataError(f'{type(e).__name__}: {e}') from None
     if (len(c.prompt_ids), len(c.output_ids)) != (row['prompt'], row['output']): raise DataError('contradicting lengths')
     return c, body
 

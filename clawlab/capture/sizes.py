@@ -4,7 +4,7 @@
 
 # %% ../../nbs/13d_capture.sizes.ipynb #f970fecf
 from __future__ import annotations
-import json, tempfile, time
+import tempfile, time
 from collections.abc import Iterable
 import zstandard
 from .codec import ARRAYS, SMALL
