@@ -55,6 +55,7 @@ study-full: harnesses
 	 $(BIN)/clawlab table single_vs_mix $$runs
 
 test: harnesses
+	@$(BIN)/clawlab harness install codex >/dev/null
 	@$(BIN)/python -m pytest tests --cov=clawlab --cov-report=term:skip-covered
 
 # The store on a real PostgreSQL server, of its own and in a temporary folder.

@@ -6,5 +6,5 @@ def pytest_sessionstart(session):
     if not os.environ.get('CI'): return
     from clawlab.launch.harness import load
     from clawlab.launch.sandbox.base import probe
-    why = asyncio.run(probe('bwrap')) or ', '.join(f'{h} is not installed' for h in ('react', 'claude-code', 'mini-swe-agent') if not load(h).installed)
+    why = asyncio.run(probe('bwrap')) or ', '.join(f'{h} is not installed' for h in ('react', 'claude-code', 'mini-swe-agent', 'codex') if not load(h).installed)
     if why: pytest.exit(f'CI would skip the tests that matter: {why}', returncode=1)
