@@ -16,7 +16,7 @@ from .peers import DIALECTS, PEERS, Peer, Place, Running, free_port
 from .upstream import OUTPUT, Scripted, checksum, corpus, make_tokenizer, scripted
 
 # %% auto #0
-__all__ = ['PATHS', 'WORD', 'CELLS', 'cell_name', 'body', 'text_of', 'text_of_stream', 'Load', 'loads', 'words', 'Talk',
+__all__ = ['PATHS', 'WORD', 'WARM', 'CELLS', 'cell_name', 'body', 'text_of', 'text_of_stream', 'Load', 'loads', 'words', 'Talk',
            'captured', 'Test', 'measure', 'known', 'bench_proxy']
 
 # %% ../../nbs/46d_study.gateways.ipynb #ca557bbb
@@ -117,7 +117,7 @@ class Test:
 async def measure(t: Test, load: Load, dialect: str, stream: bool, seed: int) -> list[dict]:
     "Rows of one load in one dialect: `cpu_ms` a request and `requests_s` for each phase, and the `captured` share. `ClawlabError` if the gateway fails."
     name, cell, rows = t.peer.name, f'{dialect}, {"stream" if stream else "json"}', []
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=300)) as http:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2), timeout=aiohttp.ClientTimeout(total=300)) as http:
         sessions = [await t.peer.open(http, t.process.url) for _ in range(load.sessions)]
         talks = [Talk(http, s, dialect, stream, load, seed + 50_021*i, t.replies) for i, s in enumerate(sessions)]
         await (await http.get(t.upstream + '/seen')).read()
@@ -142,6 +142,7 @@ def known(systems: list[str] | None) -> list[str]:
     if bad := [s for s in systems or () if s not in PEERS]: raise InputError(f'unknown system {bad[0]!r}: one of {", ".join(PEERS)}')
     return list(PEERS) if not systems else [n for n in PEERS if n in systems or n == 'clawlab']
 
+WARM = Load('warm', 4, 400, 400, (('warm', 2),))
 CELLS = [(d, s) for d in DIALECTS for s in (False, True)]
 cell_name = lambda d, s: f'{d}, {"stream" if s else "json"}'
 
@@ -182,7 +183,9 @@ async def _round(t, plan, cells, r, dead, say, repeats):
             if d not in t.peer.dialects: why = f'no {d}'
             else:
                 say(f'clawlab: {r + 1}/{repeats} {t.peer.name}: {case}')
-                try: rows += await measure(t, load, d, s, 1_000_003*r + 7919*i); continue
+                try:
+                    if not r and not i: await measure(t, WARM, d, s, 13)   # what is loaded at first use counts for nobody
+                    rows += await measure(t, load, d, s, 1_000_003*r + 7919*i); continue
                 except (ClawlabError, aiohttp.ClientError, OSError, TimeoutError, KeyError, TypeError, IndexError, ValueError) as e: why = f'{e or type(e).__name__}'[:200]
             dead.add((t.peer.name, case)); rows.append(missing(case, t.peer.name, why))
     return rows
