@@ -343,3 +343,22 @@ def test_a_toy_family_is_a_record_and_a_parser():
 
 def test_jinja_generation_marks_of_trainers_are_ignored():
     assert jinja_text(PLAIN.replace("{{ '<|im_start|>' + m.role", "{%- generation %}{{ '<|im_start|>' + m.role").replace("{% endfor %}", "{%- endgeneration %}{% endfor %}"), [Message('user', 'a')]) == jinja_text(PLAIN, [Message('user', 'a')])
+
+def test_a_cut_reply_with_typed_xml_calls_is_found_in_the_history():
+    "Two calls were sampled, one arrived: its tokens are kept, though `5` is a number only by the tool's schema."
+    from clawlab.capture.lineage import Lineage
+    from clawlab.records import Call
+    t = Template.bytes('qwen3-coder'); lin, u = Lineage(t), Message('user', 'Go.')
+    tool = dict(name='f', parameters=dict(properties=dict(i=dict(type='integer'))))
+    calls = tuple(ToolCall(x, 'f', {'i': i}, json.dumps({'i': i})) for i, x in ((5, 'a'), (6, 'b')))
+    m = lin.match((u,), (tool,))
+    ids, out = lin.prompt((u,), (tool,), m)[0], t.reply_ids(Message('assistant', 'Two.', None, calls))
+    reply = t.parse(out, (tool,)).message
+    assert [c.arguments for c in reply.tool_calls] == [{'i': 5}, {'i': 6}]
+    lin.add(Call('c0', 'r', 0, ids, out, np.zeros(len(out)), np.zeros(len(out)), messages=(u,), tools=(tool,), response=reply), m)
+    lin.set_delivered('c0', ('yes', 'yes', 'no'))
+    history = (u, replace(reply, tool_calls=reply.tool_calls[:1]), Message('tool', 'r'))
+    m = lin.match(history, (tool,))
+    ids2, _ = lin.prompt(history, (tool,), m)
+    n = next(i for i, (a, b) in enumerate(zip([*ids, *out], ids2)) if a != b)
+    assert m.anchor_id == 'c0' and t.decode(ids2[:n]).rstrip().endswith('5\n</parameter>\n</function>\n</tool_call>') and t.decode(ids2[n:]).startswith('<|im_end|>\n<|im_start|>user\n<tool_response>')

@@ -297,13 +297,14 @@ def set_delivered(self, call_id: str, delivered: tuple):
 @_patch(Lineage)
 def _end(self, ids, m) -> int:
     "Number of first tokens that say `m` and no more; 0 if there is no such number. (How much is said only grows.)"
+    tools = [t for known, _ in self._tools for t in known]  # untyped arguments have the types that their tools give them
     def said(t): r = self.template.parse(ids[:t]).message; return len(r.tool_calls), len(r.content.strip())
     lo, hi, want = 0, len(ids), (len(m.tool_calls), len(m.content.strip()))
     while lo < hi:
         mid = (lo + hi + 1) // 2
         if said(mid) <= want: lo = mid
         else: hi = mid - 1
-    return lo if lo < len(ids) and message_key(self.template.parse(ids[:lo]).message) == message_key(m) else 0
+    return lo if lo < len(ids) and message_key(self.template.parse(ids[:lo], tools).message) == message_key(m) else 0
 
 # %% ../../nbs/14a_capture.lineage.ipynb #b9364037
 @_patch(Lineage)

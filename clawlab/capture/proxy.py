@@ -343,7 +343,7 @@ def _capture(self, t):
     s, st, req, gen, d = t.session, t.session.stats, t.job.request, t.gen, t.dialect
     call_id = secrets.token_hex(12)
     try:
-        reply = self.engine.template.parse(gen.ids)
+        reply = self.engine.template.parse(gen.ids, t.job.match.tools)
         finish = 'length' if gen.finish == 'length' else 'tool_calls' if reply.finish_tools else 'stop'
         told = 'stop' if finish == 'length' and s.report_length_as_stop else finish
         items = d.items(reply, call_id, req)
