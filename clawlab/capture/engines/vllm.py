@@ -42,7 +42,7 @@ def generation(data: bytes # body of the answer
     try:
         d = orjson.loads(data); c = d['choices'][0]
         ids, content, why = c['token_ids'], c['logprobs']['content'], c['finish_reason']
-        if any(x.get('token_id', i) != i for i, x in zip(ids, content)): raise ValueError('log-probs of other tokens')
+        if content and 'token_id' in content[0] and [x['token_id'] for x in content] != ids: raise ValueError('log-probs of other tokens')
         return Generation(ids, [x['logprob'] for x in content], versions_of(c.get('weight_versions') or d.get('weight_versions'), len(ids)), why)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, DataError) as e: raise EngineError(f'vLLM: not a usable answer: {e!r:.200}') from None
 
