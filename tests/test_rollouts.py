@@ -27,7 +27,7 @@ class FakeStore:
 
 class FakeProxy:
     budget = False
-    def __init__(self, store, calls): self.store, self.calls, self.open, self.sampling = store, calls, {}, []
+    def __init__(self, store, calls): self.store, self.calls, self.open, self.sampling, self.engine = store, calls, {}, [], NS(max_context=1 << 17)
     async def open_session(self, r, *, sampling, expect_harness):
         self.open[s := f's-{r.rollout_id}'] = r; self.sampling.append(sampling)
         return NS(session_id=s, rollout_id=r.rollout_id, base_path=f'/s/{s}', stats=NS(truncated=self.budget), api_key='KEY-' + r.rollout_id)
@@ -60,8 +60,8 @@ def lab(monkeypatch):
     lab = NS(store=FakeStore(), does=lambda r: ended(), calls=lambda r: [call(r.rollout_id, 0)], score=lambda t, f: Score(.5), started=[], graded=[])
     lab.proxy = FakeProxy(lab.store, lambda r: lab.calls(r))
     FakeBox.live = FakeBox.most = 0
-    harness = lambda name: NS(name=name, version='1.0', installed=True, binds=(), wire={}, truncated=lambda ex: b'turn limit' in ex.stdout,
-        command=lambda say, model, url, key, limits: (['run', say, url], {'KEY': key}, {'~/.conf': 'x'}))
+    harness = lambda name: NS(name=name, version='1.0', installed=True, binds=(), session=dict(expect_harness={}), truncated=lambda ex: b'turn limit' in ex.stdout,
+        command=lambda say, model, url, key, limits, window: (['run', say, url], {'KEY': key}, {'~/.conf': 'x'}))
     async def grade(task, files, *, backend): lab.graded.append(task.task_id); return lab.score(task, files)
     async def fine(backend): return ''
     for k, v in dict(load=harness, probe=fine, grade=grade, make_sandbox=lambda backend, limits, binds, listener, name: FakeBox(lab, limits, name)).items(): monkeypatch.setattr(rollouts, k, v)
@@ -206,8 +206,8 @@ while True:
         p = subprocess.run(['/bin/sh', '-c', json.loads(c['function']['arguments'])['command']], stdin=subprocess.DEVNULL, capture_output=True, text=True)
         ms.append({'role': 'tool', 'tool_call_id': c['id'], 'content': p.stdout + p.stderr})
 '''
-def loop(name): return NS(name=name, version='0', installed=True, binds=(), wire={}, truncated=lambda ex: False,
-    command=lambda say, model, url, key, limits: (['/usr/bin/python3', '-S', '-c', LOOP, url, say], {'KEY': key}, {}))
+def loop(name): return NS(name=name, version='0', installed=True, binds=(), session=dict(expect_harness={}), truncated=lambda ex: False,
+    command=lambda say, model, url, key, limits, window: (['/usr/bin/python3', '-S', '-c', LOOP, url, say], {'KEY': key}, {}))
 
 def sh(command): import json; return '<tool_call>' + json.dumps({'name': 'bash', 'arguments': {'command': command}}) + '</tool_call>'
 
