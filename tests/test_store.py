@@ -231,7 +231,7 @@ def test_verify_finds_a_flipped_bit(store, column, where):
 @pytest.mark.parametrize('sql,says', [("update calls set base=99 where call_id='r.2'", 'based on'), ("delete from calls where call_id='r.2'", 'based on'),
     ("update calls set rollout_id='s' where call_id='r.5'", 'based on'), ("update calls set seq=9 where call_id='r.5'", 'hash'), ("update calls set prompt=3 where call_id='r.5'", 'lengths'),
     ("update calls set output=3 where call_id='r.5'", 'lengths'), ("update calls set role='boss' where call_id='r.5'", 'role'), ("update calls set delivered='yx' where call_id='r.5'", "'x'"),
-    ("update calls set tools='x' where call_id='r.5'", 'tools'), ("update calls set frame=7 where call_id='r.5'", 'frame'), ("update calls set reason='12345678\"x\"' where call_id='r.5'", 'reason'),
+    ("update calls set frame=7 where call_id='r.5'", 'frame'), ("update calls set reason='12345678\"x\"' where call_id='r.5'", 'reason'),
     ("update calls set base=(select id from calls where call_id='r.1') where call_id='r.5'", '')])
 def test_verify_says_what_is_wrong_with_a_row(store, sql, says):
     fill(store, 6); alter(store, sql)
@@ -287,12 +287,23 @@ def test_flipped_bytes_in_the_file(tmp_path_factory, seed):
         assert not v['ok'] or len(got) == len(before), v
 
 def test_gc_frees_what_nothing_refers_to(store):
-    fill(store, 20); store.put_rollout(Rollout('r', 't', 'h', outcome='ok', reward=1.))
-    store.put_call(call('big', 0, rollout='s', tools=(dict(name='gone'),)), os.urandom(400_000)).result()
-    alter(store, "delete from calls where call_id='big'")
+    fill(store, 20)
+    for i in 'ab': store.put_call(call(f'big{i}', 0, rollout=i, tools=(dict(name='gone'),)), os.urandom(400_000)).result()
+    assert len(store.read('select 1 from frames')) == 2
+    alter(store, "delete from calls where call_id like 'big%'")
     d = store.gc()
-    assert d['tools'] == 1 and d['bytes'] > 350_000 and len(store.calls('r')) == 20 and store.verify()['ok']
-    fill(store, 3, 'after'); assert len(store.calls('after')) == 3 and store.gc()['tools'] == 0
+    assert d['frames'] == 1 and d['bytes'] > 350_000 and len(store.calls('r')) == 20 and store.verify()['ok']
+    fill(store, 3, 'after'); assert len(store.calls('after')) == 3 and store.gc()['frames'] == 0
+
+def test_no_blob_is_the_only_copy_of_what_many_need(store):
+    "Whichever single blob is damaged, 15 calls are lost at most: tools, system text and frames included."
+    for i in range(6): fill(store, 20, f'r{i}')
+    total = len(store.read('select 1 from calls'))
+    for table, column in (('calls', 'text'), ('calls', 'tokens'), ('frames', 'text'), ('frames', 'ids')):
+        for r in store.read(f'select id, {column} x from {table} order by id limit 20'):
+            alter(store, f'update {table} set {column}=? where id=?', flipped(r['x']), r['id'])
+            with Store.open(store.path) as s: assert sum(len(s.calls(f'r{i}')) for i in range(6)) >= total - 15, (table, r['id'])
+            alter(store, f'update {table} set {column}=? where id=?', r['x'], r['id'])
 
 def test_gc_leaves_a_damaged_store_alone(store):
     fill(store, 3); damage(store, 'r.1')
@@ -449,7 +460,7 @@ def test_clawlab_store_verify_and_gc(tmp_path, capfd):
     code, v, err = run('verify', tmp_path/'s.db')
     assert code == 0 and v['ok'] and v['rollouts'] == dict(total=1, complete=1, open=[], incomplete={}) and v['calls']['complete'] == 20 and '1 of 1 rollouts' in err
     code, d, err = run('gc', tmp_path/'s.db')
-    assert code == 0 and d['tools'] == 0 and 'bytes freed' in err
+    assert code == 0 and d['frames'] == 0 and 'bytes freed' in err
     with Store.open(tmp_path/'s.db') as s: damage(s, 'r.17')
     code, v, err = run('verify', tmp_path/'s.db')
     assert code == 1 and set(v['calls']['damaged']) == {'r.17', 'r.18', 'r.19'} and 'clawlab: call r.17: ' in err and 'clawlab: rollout r: 3 of 20 calls are damaged' in err

@@ -21,11 +21,10 @@ create table rollouts(id integer primary key, rollout_id text not null unique, t
 create index rollouts_group on rollouts("group");
 create table calls(id integer primary key, call_id text not null unique, rollout_id text not null, seq integer not null,
   base integer, run integer, frame integer, kind text, prompt integer not null, kept integer not null, output integer not null,
-  role text not null, reason text, delivered text not null, tools text, hash blob not null, text blob not null, tokens blob not null, extra blob);
+  role text not null, reason text, delivered text not null, hash blob not null, text blob not null, tokens blob not null, extra blob);
 create index calls_rollout on calls(rollout_id, seq);
 create index calls_run on calls(run);
 create index calls_kind on calls(kind) where kind is not null;
-create table tools(hash text primary key, data blob not null);
 create table frames(id integer primary key, kind text not null, head integer not null, calls text not null, hash blob not null, text blob not null, ids blob not null);
 create index frames_kind on frames(kind);
 create table sessions(session_id text primary key, key_hash text, rollout_id text not null, revoked integer not null, data text not null);
@@ -123,10 +122,10 @@ class PostgreSQL:
 
     def broken(self, db) -> bool: return db.db.closed or db.db.broken
     def size(self, db) -> int:
-        return db.execute("select sum(pg_total_relation_size(x::regclass))::bigint n from unnest(array['rollouts', 'calls', 'tools', 'frames', 'sessions']) x").fetchone()['n']
+        return db.execute("select sum(pg_total_relation_size(x::regclass))::bigint n from unnest(array['rollouts', 'calls', 'frames', 'sessions']) x").fetchone()['n']
     def check(self, db) -> list[str]: return []   # the server's checksums tell when a page is read
     def vacuum(self, db):
-        for t in ('rollouts', 'calls', 'tools', 'frames', 'sessions'): db.execute(f'vacuum full {t}')
+        for t in ('rollouts', 'calls', 'frames', 'sessions'): db.execute(f'vacuum full {t}')
 
 _first = lambda e: str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
 

@@ -215,17 +215,14 @@ def verify(self, progress=lambda done, total: None # called after each rollout
     for r in self._every('frames', '*', v['damaged']):
         good = [f is not None and f.hash == r['hash'] for f in self.runs.copies(self.read, r, both=True)]
         if not all(good): v['damaged'][f"frame {r['id']}"] = 'one of its two copies is damaged' if any(good) else 'damaged'
-    for r in self._every('tools', 'hash', v['damaged'], 'hash'):
-        try: self.runs.tools(self.read, r['hash'])
-        except (DataError, self.base.error) as e: v['damaged'][f"tools {r['hash']}"] = str(e)
     return {**v, 'ok': not (v['damaged'] or v['calls']['damaged'])}
 
 @_patch(Store)
-def _every(self, table, columns, damaged, key='id'):
+def _every(self, table, columns, damaged):
     "Rows of a table; those that can be read, if not all can."
-    try: return self.read(f'select {columns} from {table} order by {key}')
+    try: return self.read(f'select {columns} from {table} order by id')
     except self.base.error as e: damaged[f'table {table}'] = str(e)
-    try: return self._each(table, columns, self._ids(table)) if key == 'id' else []
+    try: return self._each(table, columns, self._ids(table))
     except DataError: return []
 
 @_patch(Store)
@@ -258,8 +255,8 @@ def gc(self) -> dict:
     if v['calls']['damaged'] or (bad := [k for k, x in v['damaged'].items() if 'copies' not in x]): raise DataError(f'{self.path} is damaged, and left as it is; `clawlab store verify` says where')
     def free(db):
         ask, before = _asker(db), self.base.size(db)
-        n = {t: len(ask(f'delete from {t} where {k} not in (select {c} from calls where {c} is not null) returning {k}')) for t, k, c in (('tools', 'hash', 'tools'), ('frames', 'id', 'frame'))}
-        return before, {**n, 'renewed': self.runs.renew(ask)}
+        n = len(ask('delete from frames where id not in (select frame from calls where frame is not null) returning id'))
+        return before, dict(frames=n, renewed=self.runs.renew(ask))
     before, counts = self.writer.submit(free).result()
     self.runs.forget()
     self.base.vacuum(self._local.db)
