@@ -98,7 +98,9 @@ def _place(self, ask, call):
 def _keep(self, call, body, row, run, base, full, x, most=128 << 20):
     "Remember a call for its successors, the newest `most` bytes of them. Equal parts are kept once, and grandparents not at all."
     k, b = object.__new__(Call), base and base.call
-    k.__dict__.update(call.__dict__, messages=said(b)[:x.alike] + call.messages[x.alike:], tools=b.tools if x.tools else call.tools, kept_mass=None, routed_experts=None)
+    ours = x.alike and call.messages[0] is not b.messages[0]   # who reads a history again makes new messages of it; keep the old ones
+    k.__dict__.update(call.__dict__, messages=said(b)[:x.alike] + call.messages[x.alike:] if ours else call.messages, tools=b.tools if x.tools else call.tools,
+                      kept_mass=None, routed_experts=None)
     if base: run.size += 1
     else:
         run.head = row; run.kind.runs += 1; self._runs[row] = run
