@@ -262,7 +262,7 @@ def test_a_rollout_with_lost_calls_is_not_trained_on(store):
     assert r.dropped_reason == '2 of 5 calls are damaged' and set(r.meta['damaged']) == {'r.3', 'r.4'} and len(r.calls) == 3
 
 @pytest.mark.parametrize('seed', range(40))
-def test_flipped_bytes_in_the_file(tmp_path_factory, seed):
+def test_flipped_bytes_in_the_file(tmp_path_factory, caplog, seed):
     "Whatever byte of the file is damaged: it is found, or nothing that is read has changed. Reading never fails in the middle, and what comes back is exact."
     d = tmp_path_factory.getbasetemp()/'flip.db'
     if not d.exists():
@@ -275,7 +275,7 @@ def test_flipped_bytes_in_the_file(tmp_path_factory, seed):
     data, rng = bytearray(f.read_bytes()), random.Random(seed)
     for _ in range(1 + seed % 3): data[rng.randrange(100, len(data))] ^= rng.randrange(1, 256)
     f.write_bytes(data)
-    logging.getLogger('clawlab.store').setLevel(logging.CRITICAL)
+    caplog.set_level(logging.CRITICAL, 'clawlab.store')
     try: s = Store.open(f)
     except InputError: return   # said in one line: the file can't be opened
     with s:

@@ -39,19 +39,21 @@ PAGE = 1024   # bytes: rows are short, and a second write touches a page of its 
 
 class SQLite:
     "A store in one file."
-    error, blob = sqlite3.Error, 'blob'
+    error = (sqlite3.Error, UnicodeDecodeError)   # the second: a damaged name in an error message
     def __init__(self, path: str, create=True, durable='process'):
         self.path, self.name, self.durable = str(path), str(path), durable
         if not create and not Path(self.path).is_file(): raise InputError(f'no store at {self.path}')
         try:
             with closing(self.connect()) as db: self._check(db)
-        except sqlite3.Error as e: raise InputError(f'cannot open store {self.path}: {e}') from None
+        except self.error as e: raise InputError(f'cannot open store {self.path}: {e}') from None
 
     def _check(self, db):
         found = db.execute('pragma user_version').fetchone()[0]
         if not found and db.execute('select 1 from sqlite_master').fetchone(): raise InputError(f'{self.path}: a database, but no store of clawlab')
         if found not in (0, FORMAT): raise _old(self.path, found)
         if not found: self._create(db)
+        made = {r['sql'].lower() for r in db.execute("select sql from sqlite_master where sql is not null and name not like 'sqlite_%'")}
+        if made != {s.strip().lower() for s in SCHEMA.split(';') if s.strip()}: raise InputError(f'{self.path}: its table definitions are damaged')
 
     def _create(self, db):
         db.execute(f'pragma page_size={PAGE}'); db.execute('pragma journal_mode=wal')
@@ -89,10 +91,10 @@ class _Translated:
 
 class PostgreSQL:
     "A store in a database of a server: `postgresql://user:password@host/database`."
-    blob, begin = 'bytea', 'begin'
+    begin = 'begin'
     def __init__(self, url: str, create=True, durable='process'):
         import psycopg
-        self.psycopg, self.error, self.url, self.name = psycopg, psycopg.Error, url, shown(url)
+        self.psycopg, self.error, self.url, self.name = psycopg, (psycopg.Error,), url, shown(url)
         self.path = self.name
         try: db = self.connect()
         except psycopg.Error as e: raise InputError(f'cannot open store {self.name}: {_first(e)}') from None

@@ -58,7 +58,7 @@ class Kept:
 # %% ../../nbs/13b_capture.runs.ipynb #c0404539
 class Runs:
     "How the calls of a store hang together. Writing is for one thread; reading for all. `ask(sql, *values)` gives rows."
-    def __init__(self, error: type # what the database raises
+    def __init__(self, error: tuple # classes of what the database raises
                 ):
         self.error, self._frames = error, {}   # by number
         self.forget()
@@ -126,7 +126,7 @@ def _get(self, ask, call_id, rollout_id):
     if not rows: return None
     r, head = rows[0], rows[0]['run'] or rows[0]['id']
     try: call, body = self.load(ask, r)
-    except (DataError, self.error) as e: log.warning('call %s lends nothing: %s', call_id, e); return None
+    except (DataError, *self.error) as e: log.warning('call %s lends nothing: %s', call_id, e); return None
     if (run := self._runs.get(head)) is None:
         size, name = ask('select count(*) n from calls where run=?', head)[0]['n'] + 1, ask('select kind from calls where id=?', head)[0]['kind']
         run = self._runs[head] = Run(head, self._kind(ask, name), self._lent(ask, r['frame']), False, size)
@@ -150,7 +150,7 @@ def _kind(self, ask, name):
 @_patch(Runs)
 def _lent(self, ask, frame_id):
     try: return self.frame(ask, frame_id)
-    except (DataError, self.error): return NO_FRAME   # damage is for readers: writing goes on without
+    except (DataError, *self.error): return NO_FRAME   # damage is for readers: writing goes on without
 
 @_patch(Runs)
 def _begin(self, ask, call):
@@ -195,7 +195,7 @@ def copies(self, ask, row, both=False):
         try:
             rows = [ask('select id, frame, text, tokens from calls where id=?', i)[0] for i in json.loads(row['calls'])]
             calls = Frame(*frame_of([(r['text'], r['tokens']) for r in rows], self.frame(ask, rows[0]['frame'])))
-        except (DataError, ValueError, IndexError, struct.error, self.error): pass
+        except (DataError, ValueError, IndexError, struct.error, *self.error): pass
     return mine, calls
 
 @_patch(Runs)
@@ -237,7 +237,7 @@ def decoded(self, ask, row, base):
         delivered = tuple(_LETTER[x] for x in row['delivered'])
         c, body = decode(Blobs(row['text'], row['tokens'], row['extra'], row['hash']), base, self.frame(ask, row['frame']), call_id=row['call_id'], rollout_id=row['rollout_id'],
                          seq=row['seq'], role=row['role'], delivered=delivered, **unsealed(row['reason']))
-    except (KeyError, TypeError, ValueError, AttributeError, self.error) as e: raise DataError(f'{type(e).__name__}: {e}') from None
+    except (LookupError, TypeError, ValueError, AttributeError, *self.error) as e: raise DataError(f'{type(e).__name__}: {e}') from None
     if (len(c.prompt_ids), len(c.output_ids)) != (row['prompt'], row['output']): raise DataError('contradicting lengths')
     return c, body
 

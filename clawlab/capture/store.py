@@ -82,7 +82,7 @@ def _sum(text: str) -> str: return xxhash.xxh3_64_hexdigest(text.encode())
 def _rollout(row) -> Rollout:
     "The record of a rollout. Error: `DataError` for a damaged one."
     known = {f.name for f in fields(Rollout)}
-    if _sum(row['data']) != row['hash']: raise DataError(f"rollout {row['rollout_id']}: its record is damaged")
+    if not isinstance(row['data'], str) or _sum(row['data']) != row['hash']: raise DataError(f"rollout {row['rollout_id']}: its record is damaged")
     r = Rollout(**{k: v for k, v in json.loads(row['data']).items() if k in known})
     if wrong := [k for k in COLUMNS if k in row.keys() and getattr(r, k) != row[k]]: raise DataError(f"rollout {row['rollout_id']}: its {wrong[0]} contradicts its record")
     return r
@@ -153,7 +153,7 @@ def _one(self, call_id):
     try:
         if not (rows := self.read('select * from calls where call_id=?', call_id)): raise InputError(f'no call {call_id} in {self.path}')
         return self.runs.load(self.read, rows[0])
-    except (DataError, self.base.error) as e: raise DataError(f'call {call_id}: {e}') from None
+    except (DataError, *self.base.error) as e: raise DataError(f'call {call_id}: {e}') from None
 
 @_patch(Store)
 def calls(self, rollout_id: str) -> list[Call]:
