@@ -227,8 +227,11 @@ def store_verify(store: Annotated[str, typer.Argument(help='sqlite:///FILE, FILE
     "Read everything in a store; exit code 1 if some of it is damaged."
     from clawlab.capture.store import Store
     import logging
-    logging.getLogger('clawlab.store').setLevel(logging.ERROR)   # it is all in the report
-    with Store.open(store, create=False) as st: v = st.verify(lambda i, n: say(f'clawlab: {i} of {n} rollouts') if i == n or i % max(1, n//10) == 0 else None)
+    tick, log = lambda i, n: say(f'clawlab: {i} of {n} rollouts') if i == n or i % max(1, n//10) == 0 else None, logging.getLogger('clawlab.store')
+    log.disabled = True   # it is all in the report
+    try:
+        with Store.open(store, create=False) as st: v = st.verify(tick)
+    finally: log.disabled = False
     for what, why in [*v['damaged'].items(), *((f'call {c}', x) for c, x in v['calls']['damaged'].items()), *((f'rollout {r}', x) for r, x in v['rollouts']['incomplete'].items())]: say(f'clawlab: {what}: {why}')
     emit(v)
     if not v['ok']: raise typer.Exit(1)

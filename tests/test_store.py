@@ -231,7 +231,7 @@ def test_verify_finds_a_flipped_bit(store, column, where):
 @pytest.mark.parametrize('sql,says', [("update calls set base=99 where call_id='r.2'", 'based on'), ("delete from calls where call_id='r.2'", 'based on'),
     ("update calls set rollout_id='s' where call_id='r.5'", 'based on'), ("update calls set seq=9 where call_id='r.5'", 'hash'), ("update calls set prompt=3 where call_id='r.5'", 'lengths'),
     ("update calls set output=3 where call_id='r.5'", 'lengths'), ("update calls set role='boss' where call_id='r.5'", 'role'), ("update calls set delivered='yx' where call_id='r.5'", "'x'"),
-    ("update calls set tools='x' where call_id='r.5'", 'tools'), ("update calls set frame=7 where call_id='r.5'", 'frame'), ("update calls set reason='12345678\"x\"' where call_id='r.5'", 'reason'),
+    ("update calls set frame=7 where call_id='r.5'", 'frame'), ("update calls set reason='12345678\"x\"' where call_id='r.5'", 'reason'),
     ("update calls set base=(select id from calls where call_id='r.1') where call_id='r.5'", '')])
 def test_verify_says_what_is_wrong_with_a_row(store, sql, says):
     fill(store, 6); alter(store, sql)
@@ -262,7 +262,7 @@ def test_a_rollout_with_lost_calls_is_not_trained_on(store):
     assert r.dropped_reason == '2 of 5 calls are damaged' and set(r.meta['damaged']) == {'r.3', 'r.4'} and len(r.calls) == 3
 
 @pytest.mark.parametrize('seed', range(40))
-def test_flipped_bytes_in_the_file(tmp_path_factory, seed):
+def test_flipped_bytes_in_the_file(tmp_path_factory, caplog, seed):
     "Whatever byte of the file is damaged: it is found, or nothing that is read has changed. Reading never fails in the middle, and what comes back is exact."
     d = tmp_path_factory.getbasetemp()/'flip.db'
     if not d.exists():
@@ -275,7 +275,7 @@ def test_flipped_bytes_in_the_file(tmp_path_factory, seed):
     data, rng = bytearray(f.read_bytes()), random.Random(seed)
     for _ in range(1 + seed % 3): data[rng.randrange(100, len(data))] ^= rng.randrange(1, 256)
     f.write_bytes(data)
-    logging.getLogger('clawlab.store').setLevel(logging.CRITICAL)
+    caplog.set_level(logging.CRITICAL, 'clawlab.store')
     try: s = Store.open(f)
     except InputError: return   # said in one line: the file can't be opened
     with s:
@@ -287,12 +287,23 @@ def test_flipped_bytes_in_the_file(tmp_path_factory, seed):
         assert not v['ok'] or len(got) == len(before), v
 
 def test_gc_frees_what_nothing_refers_to(store):
-    fill(store, 20); store.put_rollout(Rollout('r', 't', 'h', outcome='ok', reward=1.))
-    store.put_call(call('big', 0, rollout='s', tools=(dict(name='gone'),)), os.urandom(400_000)).result()
-    alter(store, "delete from calls where call_id='big'")
+    fill(store, 20)
+    for i in 'ab': store.put_call(call(f'big{i}', 0, rollout=i, tools=(dict(name='gone'),)), os.urandom(400_000)).result()
+    assert len(store.read('select 1 from frames')) == 2
+    alter(store, "delete from calls where call_id like 'big%'")
     d = store.gc()
-    assert d['tools'] == 1 and d['bytes'] > 350_000 and len(store.calls('r')) == 20 and store.verify()['ok']
-    fill(store, 3, 'after'); assert len(store.calls('after')) == 3 and store.gc()['tools'] == 0
+    assert d['frames'] == 1 and d['bytes'] > 350_000 and len(store.calls('r')) == 20 and store.verify()['ok']
+    fill(store, 3, 'after'); assert len(store.calls('after')) == 3 and store.gc()['frames'] == 0
+
+def test_no_blob_is_the_only_copy_of_what_many_need(store):
+    "Whichever single blob is damaged, 15 calls are lost at most: tools, system text and frames included."
+    for i in range(6): fill(store, 20, f'r{i}')
+    total = len(store.read('select 1 from calls'))
+    for table, column in (('calls', 'text'), ('calls', 'tokens'), ('frames', 'text'), ('frames', 'ids')):
+        for r in store.read(f'select id, {column} x from {table} order by id limit 20'):
+            alter(store, f'update {table} set {column}=? where id=?', flipped(r['x']), r['id'])
+            with Store.open(store.path) as s: assert sum(len(s.calls(f'r{i}')) for i in range(6)) >= total - 15, (table, r['id'])
+            alter(store, f'update {table} set {column}=? where id=?', r['x'], r['id'])
 
 def test_gc_leaves_a_damaged_store_alone(store):
     fill(store, 3); damage(store, 'r.1')
@@ -449,7 +460,7 @@ def test_clawlab_store_verify_and_gc(tmp_path, capfd):
     code, v, err = run('verify', tmp_path/'s.db')
     assert code == 0 and v['ok'] and v['rollouts'] == dict(total=1, complete=1, open=[], incomplete={}) and v['calls']['complete'] == 20 and '1 of 1 rollouts' in err
     code, d, err = run('gc', tmp_path/'s.db')
-    assert code == 0 and d['tools'] == 0 and 'bytes freed' in err
+    assert code == 0 and d['frames'] == 0 and 'bytes freed' in err
     with Store.open(tmp_path/'s.db') as s: damage(s, 'r.17')
     code, v, err = run('verify', tmp_path/'s.db')
     assert code == 1 and set(v['calls']['damaged']) == {'r.17', 'r.18', 'r.19'} and 'clawlab: call r.17: ' in err and 'clawlab: rollout r: 3 of 20 calls are damaged' in err

@@ -40,7 +40,7 @@ class Renderer(Codec):
         ps = self.format.body(m if m.reasoning is not None else replace(m, reasoning=''))
         return [ps[1][len(self.format.think[0]):], *ps[2:]]
 
-# %% ../../nbs/10c_capture.chat.ipynb #aea290b3
+# %% ../../nbs/10c_capture.chat.ipynb #2a96e21f
 def _query(m):
     "Does a user speak here? (A tool's result that a harness sends as a user message is no question.)"
     return m.role == 'user' and not (m.content.startswith('<tool_response>') and m.content.endswith('</tool_response>'))
@@ -51,6 +51,7 @@ def kept_from(self, messages) -> int:
     if self.preserve_thinking: return 0
     return next((i for i in range(len(messages) - 1, -1, -1) if _query(messages[i])), 0)
 
+# %% ../../nbs/10c_capture.chat.ipynb #b913c142
 @_patch(Renderer)
 def turns(self, messages, first=0, recorded=None):
     "Pieces of the turns from index `first` on, then the generation prompt."
@@ -157,7 +158,7 @@ def _jinja(source):
     env.globals.update(raise_exception=refuse, strftime_now=lambda fmt: '26 Jul 2024')
     return env.from_string(re.sub(r'{%(-?) *(end)?generation *(-?)%}', lambda m: f'{{%{m[1]} {"endif" if m[2] else "if true"} {m[3]}%}}', source))  # a mark for trainers
 
-# %% ../../nbs/10c_capture.chat.ipynb #35eac456
+# %% ../../nbs/10c_capture.chat.ipynb #477e4120
 def jinja_text(source: str, messages, tools=(), **kw) -> str:
     "What a published chat template makes of a conversation, generation prompt included. Its own refusals and errors propagate."
     def wire(m):
@@ -168,6 +169,7 @@ def jinja_text(source: str, messages, tools=(), **kw) -> str:
     tools = [dict(type='function', function=t) for t in tools] or None
     return _jinja(source).render(messages=[wire(m) for m in messages], tools=tools, add_generation_prompt=True, bos_token='<|begin_of_text|>', **kw)
 
+# %% ../../nbs/10c_capture.chat.ipynb #cdb034a1
 def identify(source: str) -> Format:
     "The format that writes what the chat template `source` writes; InputError if there is none."
     from jinja2 import TemplateError

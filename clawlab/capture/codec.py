@@ -12,8 +12,8 @@ import xxhash, zstandard
 from ..records import Call, DataError, Message, message_from
 
 # %% auto #0
-__all__ = ['LEVELS', 'LONG', 'HEAD', 'STEPS', 'NO_FRAME', 'ARRAYS', 'APART', 'SMALL', 'shared_prefix', 'shared_ends', 'dumps',
-           'loads', 'same', 'shared_messages', 'Frame', 'short', 'changes', 'changed', 'said', 'names', 'pack_text',
+__all__ = ['LEVEL', 'HEAD', 'STEPS', 'NO_FRAME', 'ARRAYS', 'APART', 'SMALL', 'shared_prefix', 'shared_ends', 'dumps', 'loads',
+           'same', 'shared_messages', 'Frame', 'short', 'changes', 'changed', 'said', 'words', 'pack_text',
            'unpack_text', 'pack_tokens', 'unpack_tokens', 'pack_extra', 'unpack_extra', 'Blobs', 'digest', 'encode',
            'decode', 'frame_of']
 
@@ -65,7 +65,7 @@ def shared_messages(a, b) -> int:
     return n
 
 # %% ../../nbs/13_capture.codec.ipynb #03cc1da2
-LEVELS, LONG = (6, 3), 32 << 10    # levels of zstd: up to LONG bytes, and above
+LEVEL = 3                          # of zstd; 6 saves 3% and costs twice the time
 HEAD, STEPS = 192 << 10, 64 << 10  # bytes of a frame: of its first call, and of what the others added
 _raw = lambda b: zstandard.ZstdCompressionDict(b, dict_type=zstandard.DICT_TYPE_RAWCONTENT) if b else None
 
@@ -77,24 +77,24 @@ class Frame:
     @property
     def hash(self) -> bytes: return xxhash.xxh3_128_digest(self.raw['text'] + self.raw['ids'])
 
-    def _of(self, kind, alone, level=None):
+    def _of(self, kind, alone, zips):
         "(De)compressor of this thread."
-        if (found := getattr(self._local, key := f'{kind}{alone}{level}', None)) is None:
+        if (found := getattr(self._local, key := f'{kind}{alone}{zips}', None)) is None:
             d = _raw(self.raw[kind][0 if alone else -STEPS:])
-            if d and level: d.precompute_compress(level=level)
-            found = zstandard.ZstdCompressor(level=level, dict_data=d, write_checksum=True) if level else zstandard.ZstdDecompressor(dict_data=d)
+            if d and zips: d.precompute_compress(level=LEVEL)
+            found = zstandard.ZstdCompressor(level=LEVEL, dict_data=d, write_checksum=True) if zips else zstandard.ZstdDecompressor(dict_data=d)
             setattr(self._local, key, found)
         return found
 
     def zip(self, data: bytes, kind: str, alone=True) -> bytes:
         "Compressed `data`, with a checksum; `kind` is `text` or `ids`."
-        return self._of(kind, alone, LEVELS[len(data) > LONG]).compress(data)
+        return self._of(kind, alone, True).compress(data)
 
     def unzip(self, data: bytes, kind: str, alone=True) -> bytes:
         "The inverse of `zip`. Error: `DataError` for damaged data."
         try:
             if zstandard.frame_content_size(data) > 1 << 31: raise DataError('a length of gigabytes')
-            return self._of(kind, alone).decompress(data)
+            return self._of(kind, alone, False).decompress(data)
         except (zstandard.ZstdError, MemoryError) as e: raise DataError(str(e)) from None
 
 NO_FRAME = Frame()
@@ -139,47 +139,55 @@ def changed(diff: dict, base: Call | None, size: int = 0) -> dict:
     return out
 
 # %% ../../nbs/13_capture.codec.ipynb #56fc7249
-_HEAD = struct.Struct('<5IB')   # shared beginning and end of the body, its middle, shared messages, length of the new ones, how many names are short
+_HEAD = struct.Struct('<5IB')   # shared beginning and end of the body, its middle, shared messages, length of the new ones, how many words are abbreviated
+_CODES = [bytes([i]) for i in (*range(1, 9), 11, 12, *range(14, 32))]   # JSON has these nowhere
+
 def said(call: Call | None) -> tuple:
     "The messages of a call and its reply: what the next request begins with."
     return () if call is None else call.messages + ((call.response,) if call.response else ())
 
-def names(base: Call | None) -> list[bytes]:
-    "Long words that a call after `base` is likely to use; at most 7."
-    ids = [base.call_id, *(c.id for c in base.response.tool_calls if base.response)] if base and base.response else [base.call_id] if base else []
-    return [i.encode('utf-8', 'surrogatepass') for i in ids if len(i) >= 8][:7]
+def words(base: Call | None) -> list[bytes]:
+    "What a call after `base` is likely to repeat, as it stands in JSON, longest first."
+    if base is None: return []
+    r, out = base.response or Message('assistant'), [base.call_id]
+    for c in r.tool_calls: out += [c.id, c.raw, *(v for v in c.arguments.values() if isinstance(v, str))] if isinstance(c.arguments, dict) else [c.id, c.raw]
+    return sorted({dumps(x)[1:-1] for x in (*out, r.content, r.reasoning) if x and len(x) >= 8}, key=lambda w: (-len(w), w))[:len(_CODES)]
 
-def _abbreviate(data, words):
-    "(`data` with a control byte for each word, how many words); JSON has no control bytes, but who knows what was sent."
-    if not words or any(bytes([i + 1]) in data for i in range(len(words))): return data, 0
-    for i, w in enumerate(words): data = data.replace(w, bytes([i + 1]))
-    return data, len(words)
+def _abbreviate(data, known):
+    "(`data` with a code for each word, how many words); as it is if some of its bytes are codes."
+    if any(c in data for c in _CODES[:len(known)]): return data, 0
+    for c, w in zip(_CODES, known): data = data.replace(w, c)
+    return data, len(known)
 
-def _spell(data, words):
-    for i, w in reversed([*enumerate(words)]): data = data.replace(bytes([i + 1]), w)
+def _spell(data, known):
+    for c, w in zip(_CODES, known): data = data.replace(c, w)
     return data
 
 def pack_text(call: Call,
               body: bytes,                      # the raw request
               base: tuple[Call, bytes] | None   # an earlier call with its body
-             ) -> tuple[bytes, int]:
-    "Body, messages and small fields of a call as what differs from `base`; and the number of shared messages."
+             ) -> tuple[bytes, int, bool]:
+    "Body, messages, tools and small fields of a call as what differs from `base`; the number of shared messages; whether the tools are the same."
     b, known = base or (None, b'')
     n, m = shared_ends(body, known)
     k = shared_messages(said(b), call.messages)
     middle, messages = body[n:len(body) - m], dumps([short(x) for x in call.messages[k:]])
-    data, words = _abbreviate(middle + messages + dumps(changes(call, b, len(body))), names(b))
-    return _HEAD.pack(n, m, len(middle), k, len(messages), words) + data, k
+    alike = b is not None and b.tools == call.tools
+    rest = changes(call, b, len(body)) | ({} if alike else {'tools': call.tools})
+    data, terse = _abbreviate(middle + messages + dumps(rest), words(b))
+    return _HEAD.pack(n, m, len(middle), k, len(messages), terse) + data, k, alike
 
 def unpack_text(data: bytes, base: tuple[Call, bytes] | None) -> tuple[bytes, tuple, dict]:
-    "The inverse of `pack_text`: (body, messages, small fields). Error: `DataError` where lengths contradict each other."
+    "The inverse of `pack_text`: (body, messages, small fields and tools). Error: `DataError` where lengths contradict each other."
     b, known = base or (None, b'')
-    n, m, size, k, l, words = _HEAD.unpack_from(data)
-    parts, before = memoryview(_spell(data[_HEAD.size:], names(b)[:words])), said(b)
+    n, m, size, k, l, terse = _HEAD.unpack_from(data)
+    parts, before = memoryview(_spell(data[_HEAD.size:], words(b)[:terse])), said(b)
     if n + m > len(known) or k > len(before) or size + l > len(parts): raise DataError('contradicting lengths')
     body = b''.join((known[:n], parts[:size], known[len(known) - m:]))
     messages = before[:k] + tuple(map(message_from, loads(bytes(parts[size:size + l]))))
-    return body, messages, changed(loads(bytes(parts[size + l:])), b, len(body))
+    rest = loads(bytes(parts[size + l:]))
+    tools = tuple(rest['tools']) if 'tools' in rest else b.tools
+    return body, messages, {**changed(rest, b, len(body)), 'tools': tools}
 
 # %% ../../nbs/13_capture.codec.ipynb #5fc3e4a6
 _LENS = struct.Struct('<4IBB')   # shared ids, new ids, sampled ids, bytes of the compressed ids, bytes of an id, one version for all?
@@ -239,6 +247,7 @@ class Blobs:
     hash: bytes         # 16 bytes
     shared: int = 0     # prompt ids that the base lends; known to who encoded it
     alike: int = 0      # messages that it lends
+    tools: bool = False # whether it lends them
 
 def digest(body: bytes, *owner) -> bytes:
     "XXH3-128 of a body, bound to its owner."
@@ -248,8 +257,8 @@ def encode(call: Call, body: bytes, base: tuple[Call, bytes] | None = None, fram
     "A call and its raw request as what they add to `base`, compressed with the dictionaries of `frame`."
     b = base and base[0]
     tokens, shared = pack_tokens(call, b, frame)
-    text, alike = pack_text(call, body, base)
-    return Blobs(frame.zip(text, 'text', b is None), tokens, pack_extra(call), digest(body, call.call_id, call.rollout_id, call.seq, b and b.call_id), shared, alike)
+    text, alike, tools = pack_text(call, body, base)
+    return Blobs(frame.zip(text, 'text', b is None), tokens, pack_extra(call), digest(body, call.call_id, call.rollout_id, call.seq, b and b.call_id), shared, alike, tools)
 
 def decode(blobs: Blobs, base: tuple[Call, bytes] | None = None, frame: Frame = NO_FRAME, *, call_id: str, rollout_id: str, seq: int, **kw) -> tuple[Call, bytes]:
     "The inverse of `encode`: (call, body); `kw` are the fields that aren't in the blobs. Error: `DataError` that says what is wrong."

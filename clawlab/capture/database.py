@@ -21,11 +21,10 @@ create table rollouts(id integer primary key, rollout_id text not null unique, t
 create index rollouts_group on rollouts("group");
 create table calls(id integer primary key, call_id text not null unique, rollout_id text not null, seq integer not null,
   base integer, run integer, frame integer, kind text, prompt integer not null, kept integer not null, output integer not null,
-  role text not null, reason text, delivered text not null, tools text, hash blob not null, text blob not null, tokens blob not null, extra blob);
+  role text not null, reason text, delivered text not null, hash blob not null, text blob not null, tokens blob not null, extra blob);
 create index calls_rollout on calls(rollout_id, seq);
 create index calls_run on calls(run);
 create index calls_kind on calls(kind) where kind is not null;
-create table tools(hash text primary key, data blob not null);
 create table frames(id integer primary key, kind text not null, head integer not null, calls text not null, hash blob not null, text blob not null, ids blob not null);
 create index frames_kind on frames(kind);
 create table sessions(session_id text primary key, key_hash text, rollout_id text not null, revoked integer not null, data text not null);
@@ -40,19 +39,21 @@ PAGE = 1024   # bytes: rows are short, and a second write touches a page of its 
 
 class SQLite:
     "A store in one file."
-    error, blob = sqlite3.Error, 'blob'
+    error = (sqlite3.Error, UnicodeDecodeError)   # the second: a damaged name in an error message
     def __init__(self, path: str, create=True, durable='process'):
         self.path, self.name, self.durable = str(path), str(path), durable
         if not create and not Path(self.path).is_file(): raise InputError(f'no store at {self.path}')
         try:
             with closing(self.connect()) as db: self._check(db)
-        except sqlite3.Error as e: raise InputError(f'cannot open store {self.path}: {e}') from None
+        except self.error as e: raise InputError(f'cannot open store {self.path}: {e}') from None
 
     def _check(self, db):
         found = db.execute('pragma user_version').fetchone()[0]
         if not found and db.execute('select 1 from sqlite_master').fetchone(): raise InputError(f'{self.path}: a database, but no store of clawlab')
         if found not in (0, FORMAT): raise _old(self.path, found)
         if not found: self._create(db)
+        made = {r['sql'].lower() for r in db.execute("select sql from sqlite_master where sql is not null and name not like 'sqlite_%'")}
+        if made != {s.strip().lower() for s in SCHEMA.split(';') if s.strip()}: raise InputError(f'{self.path}: its table definitions are damaged')
 
     def _create(self, db):
         db.execute(f'pragma page_size={PAGE}'); db.execute('pragma journal_mode=wal')
@@ -90,10 +91,10 @@ class _Translated:
 
 class PostgreSQL:
     "A store in a database of a server: `postgresql://user:password@host/database`."
-    blob, begin = 'bytea', 'begin'
+    begin = 'begin'
     def __init__(self, url: str, create=True, durable='process'):
         import psycopg
-        self.psycopg, self.error, self.url, self.name = psycopg, psycopg.Error, url, shown(url)
+        self.psycopg, self.error, self.url, self.name = psycopg, (psycopg.Error,), url, shown(url)
         self.path = self.name
         try: db = self.connect()
         except psycopg.Error as e: raise InputError(f'cannot open store {self.name}: {_first(e)}') from None
@@ -123,10 +124,10 @@ class PostgreSQL:
 
     def broken(self, db) -> bool: return db.db.closed or db.db.broken
     def size(self, db) -> int:
-        return db.execute("select sum(pg_total_relation_size(x::regclass))::bigint n from unnest(array['rollouts', 'calls', 'tools', 'frames', 'sessions']) x").fetchone()['n']
+        return db.execute("select sum(pg_total_relation_size(x::regclass))::bigint n from unnest(array['rollouts', 'calls', 'frames', 'sessions']) x").fetchone()['n']
     def check(self, db) -> list[str]: return []   # the server's checksums tell when a page is read
     def vacuum(self, db):
-        for t in ('rollouts', 'calls', 'tools', 'frames', 'sessions'): db.execute(f'vacuum full {t}')
+        for t in ('rollouts', 'calls', 'frames', 'sessions'): db.execute(f'vacuum full {t}')
 
 _first = lambda e: str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
 

@@ -11,14 +11,14 @@ from hashlib import blake2b
 from weakref import WeakValueDictionary
 from zlib import crc32
 from zstandard import ZstdCompressor
-from .codec import NO_FRAME, Blobs, Frame, decode, dumps, encode, frame_of, loads, said
+from .codec import NO_FRAME, Blobs, Frame, decode, dumps, encode, frame_of, said
 from ..records import CALL_ROLES, DELIVERED, Call, DataError, InputError
 
 log = logging.getLogger('clawlab.store')
 
 # %% auto #0
 __all__ = ['log', 'RUN', 'BUILD', 'Kind', 'Run', 'Kept', 'Runs', 'write', 'frame', 'copies', 'renew', 'letters', 'sealed',
-           'unsealed', 'tools', 'decoded', 'load']
+           'unsealed', 'decoded', 'load']
 
 # %% ../../nbs/13b_capture.runs.ipynb #0311f67d
 RUN = 15               # calls in a run
@@ -26,7 +26,7 @@ BUILD = (2, 16, 256)   # a frame is made when the so-manieth run of a kind begin
 
 @dataclass(eq=False)
 class Kind:
-    "Runs that begin alike: the same tools, the same first words of the system text."
+    "Runs that begin alike: tools of the same names, the same first words of the system text."
     name: str
     frame: Frame = NO_FRAME
     made_of: int = 0          # head of the run that the frame was made of
@@ -50,7 +50,6 @@ class Kept:
     body: bytes
     row: int
     run: Run
-    tools: str
     before: str | None        # call_id of its base
 
     @property
@@ -59,9 +58,9 @@ class Kept:
 # %% ../../nbs/13b_capture.runs.ipynb #c0404539
 class Runs:
     "How the calls of a store hang together. Writing is for one thread; reading for all. `ask(sql, *values)` gives rows."
-    def __init__(self, error: type # what the database raises
+    def __init__(self, error: tuple # classes of what the database raises
                 ):
-        self.error, self._known, self._frames = error, {}, {}   # tools by hash, frames by number
+        self.error, self._frames = error, {}   # by number
         self.forget()
 
     def forget(self):
@@ -76,14 +75,13 @@ def _patch(cls):
 def write(self, ask, call: Call, body: bytes):
     "Write a call and its raw request, within a transaction. What fails leaves no trace."
     base, full = self._place(ask, call)
-    tools = base.tools if base and base.call.tools == call.tools else _put_tools(ask, call.tools)
-    run = base.run if base else self._begin(ask, call, tools)
+    run = base.run if base else self._begin(ask, call)
     x = encode(call, body, base and (base.call, base.body), run.frame)
     row = dict(call_id=call.call_id, rollout_id=call.rollout_id, seq=call.seq, base=base and base.row, run=base and run.head, frame=run.frame.frame_id,
                kind=None if base else run.kind.name, prompt=len(call.prompt_ids), kept=len(call.prompt_ids) - x.shared, output=len(call.output_ids),
-               role=call.role, delivered=letters(call.delivered), tools=None if base and tools == base.tools else tools, hash=x.hash, text=x.text, tokens=x.tokens, extra=x.extra)
+               role=call.role, delivered=letters(call.delivered), hash=x.hash, text=x.text, tokens=x.tokens, extra=x.extra)
     n = ask(f'insert into calls({",".join(row)}) values({",".join("?"*len(row))}) returning id', *row.values())[0]['id']
-    self._keep(call, body, n, run, tools, base, full, x.alike)   # last
+    self._keep(call, body, n, run, base, full, x)   # last
 
 @_patch(Runs)
 def _place(self, ask, call):
@@ -97,10 +95,12 @@ def _place(self, ask, call):
 
 # %% ../../nbs/13b_capture.runs.ipynb #5c3f0654
 @_patch(Runs)
-def _keep(self, call, body, row, run, tools, base, full, alike, most=128 << 20):
+def _keep(self, call, body, row, run, base, full, x, most=128 << 20):
     "Remember a call for its successors, the newest `most` bytes of them. Equal parts are kept once, and grandparents not at all."
     k, b = object.__new__(Call), base and base.call
-    k.__dict__.update(call.__dict__, messages=said(b)[:alike] + call.messages[alike:], tools=b.tools if b and base.tools == tools else call.tools, kept_mass=None, routed_experts=None)
+    ours = x.alike and call.messages[0] is not b.messages[0]   # who reads a history again makes new messages of it; keep the old ones
+    k.__dict__.update(call.__dict__, messages=said(b)[:x.alike] + call.messages[x.alike:] if ours else call.messages, tools=b.tools if x.tools else call.tools,
+                      kept_mass=None, routed_experts=None)
     if base: run.size += 1
     else:
         run.head = row; run.kind.runs += 1; self._runs[row] = run
@@ -108,7 +108,7 @@ def _keep(self, call, body, row, run, tools, base, full, alike, most=128 << 20):
         if full: full.heir = call.call_id
     best = run.kind.best
     if best is None or (run.opens, run.size) > (best.opens, best.size): run.kind.best = run
-    self._remember(Kept(k, body, row, run, tools, b and b.call_id))
+    self._remember(Kept(k, body, row, run, b and b.call_id))
     if base and (old := self.recent.pop(base.before, None)): self._held -= old.bytes
     while self._held > most and len(self.recent) > 1: self._held -= self.recent.popitem(last=False)[1].bytes
 
@@ -126,11 +126,11 @@ def _get(self, ask, call_id, rollout_id):
     if not rows: return None
     r, head = rows[0], rows[0]['run'] or rows[0]['id']
     try: call, body = self.load(ask, r)
-    except (DataError, self.error) as e: log.warning('call %s lends nothing: %s', call_id, e); return None
+    except (DataError, *self.error) as e: log.warning('call %s lends nothing: %s', call_id, e); return None
     if (run := self._runs.get(head)) is None:
         size, name = ask('select count(*) n from calls where run=?', head)[0]['n'] + 1, ask('select kind from calls where id=?', head)[0]['kind']
         run = self._runs[head] = Run(head, self._kind(ask, name), self._lent(ask, r['frame']), False, size)
-    self._remember(k := Kept(call, body, r['id'], run, _hash(dumps(list(call.tools))), None))
+    self._remember(k := Kept(call, body, r['id'], run, None))
     return k
 
 # %% ../../nbs/13b_capture.runs.ipynb #9a54a64c
@@ -150,13 +150,13 @@ def _kind(self, ask, name):
 @_patch(Runs)
 def _lent(self, ask, frame_id):
     try: return self.frame(ask, frame_id)
-    except (DataError, self.error): return NO_FRAME   # damage is for readers: writing goes on without
+    except (DataError, *self.error): return NO_FRAME   # damage is for readers: writing goes on without
 
 @_patch(Runs)
-def _begin(self, ask, call, tools):
+def _begin(self, ask, call):
     "A new run, with the frame of its kind; now and then the frame is made first."
     system = call.messages[0].content[:64] if call.messages and call.messages[0].role == 'system' else ''
-    kind = self._kind(ask, _hash(dumps([tools, system])))
+    kind = self._kind(ask, _hash(dumps([[t.get('name') for t in call.tools], system])))
     made = self._make(ask, kind) if kind.runs + 1 in BUILD and kind.best and kind.best.head != kind.made_of else None
     return Run(0, kind, made or kind.frame, call.parent_id is None)
 
@@ -195,7 +195,7 @@ def copies(self, ask, row, both=False):
         try:
             rows = [ask('select id, frame, text, tokens from calls where id=?', i)[0] for i in json.loads(row['calls'])]
             calls = Frame(*frame_of([(r['text'], r['tokens']) for r in rows], self.frame(ask, rows[0]['frame'])))
-        except (DataError, ValueError, IndexError, struct.error, self.error): pass
+        except (DataError, ValueError, IndexError, struct.error, *self.error): pass
     return mine, calls
 
 @_patch(Runs)
@@ -228,22 +228,6 @@ def unsealed(text: str | None) -> dict:
     return dict(role_reason=json.loads(text[8:]))
 
 # %% ../../nbs/13b_capture.runs.ipynb #5d1a8272
-def _put_tools(ask, tools) -> str:
-    data = dumps(list(tools)); h = _hash(data)
-    if not ask('select 1 x from tools where hash=?', h): ask('insert into tools values(?,?) on conflict(hash) do nothing returning hash', h, NO_FRAME.zip(data, 'text'))
-    return h
-
-@_patch(Runs)
-def tools(self, ask, h) -> tuple:
-    "Tool definitions by their hash. Error: `DataError`."
-    if (t := self._known.get(h)) is not None: return t
-    if not (rows := ask('select data from tools where hash=?', h)): raise DataError('its tools are missing')
-    data = NO_FRAME.unzip(rows[0]['data'], 'text')
-    if _hash(data) != h: raise DataError('its tools are damaged')
-    if len(self._known) >= 256: self._known.clear()
-    self._known[h] = t = tuple(loads(data))
-    return t
-
 @_patch(Runs)
 def decoded(self, ask, row, base):
     "(Call, body) of a row whose base is known. Error: `DataError` that says what is wrong."
@@ -252,8 +236,8 @@ def decoded(self, ask, row, base):
         if row['role'] not in CALL_ROLES: raise DataError(f"its role is {row['role']!r}")
         delivered = tuple(_LETTER[x] for x in row['delivered'])
         c, body = decode(Blobs(row['text'], row['tokens'], row['extra'], row['hash']), base, self.frame(ask, row['frame']), call_id=row['call_id'], rollout_id=row['rollout_id'],
-                         seq=row['seq'], role=row['role'], delivered=delivered, tools=base[0].tools if row['tools'] is None else self.tools(ask, row['tools']), **unsealed(row['reason']))
-    except (KeyError, TypeError, ValueError, AttributeError, self.error) as e: raise DataError(f'{type(e).__name__}: {e}') from None
+                         seq=row['seq'], role=row['role'], delivered=delivered, **unsealed(row['reason']))
+    except (LookupError, TypeError, ValueError, AttributeError, *self.error) as e: raise DataError(f'{type(e).__name__}: {e}') from None
     if (len(c.prompt_ids), len(c.output_ids)) != (row['prompt'], row['output']): raise DataError('contradicting lengths')
     return c, body
 

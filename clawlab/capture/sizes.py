@@ -36,7 +36,7 @@ def stored(played: list[tuple[Rollout, list[bytes]]]) -> dict:
         t, n = cpu() - t, sum(len(b) for _, b in played)
         s.gc()
         one = lambda sql: int(s.read(f'select coalesce({sql}, 0) n')[0]['n'])
-        requests = one('(select sum(length(text) + length(hash)) from calls)') + one('(select sum(length(text) + length(hash)) from frames)') + one('(select sum(length(data)) from tools)')
+        requests = one('(select sum(length(text) + length(hash)) from calls)') + one('(select sum(length(text) + length(hash)) from frames)')
         return dict(requests=requests, file=s.base.size(s.writer.db), cpu_ms=1e3*t/max(n, 1))
 
 # %% ../../nbs/13d_capture.sizes.ipynb #6721ae72

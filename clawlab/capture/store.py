@@ -82,7 +82,7 @@ def _sum(text: str) -> str: return xxhash.xxh3_64_hexdigest(text.encode())
 def _rollout(row) -> Rollout:
     "The record of a rollout. Error: `DataError` for a damaged one."
     known = {f.name for f in fields(Rollout)}
-    if _sum(row['data']) != row['hash']: raise DataError(f"rollout {row['rollout_id']}: its record is damaged")
+    if not isinstance(row['data'], str) or _sum(row['data']) != row['hash']: raise DataError(f"rollout {row['rollout_id']}: its record is damaged")
     r = Rollout(**{k: v for k, v in json.loads(row['data']).items() if k in known})
     if wrong := [k for k in COLUMNS if k in row.keys() and getattr(r, k) != row[k]]: raise DataError(f"rollout {row['rollout_id']}: its {wrong[0]} contradicts its record")
     return r
@@ -153,7 +153,7 @@ def _one(self, call_id):
     try:
         if not (rows := self.read('select * from calls where call_id=?', call_id)): raise InputError(f'no call {call_id} in {self.path}')
         return self.runs.load(self.read, rows[0])
-    except (DataError, self.base.error) as e: raise DataError(f'call {call_id}: {e}') from None
+    except (DataError, *self.base.error) as e: raise DataError(f'call {call_id}: {e}') from None
 
 @_patch(Store)
 def calls(self, rollout_id: str) -> list[Call]:
@@ -215,17 +215,14 @@ def verify(self, progress=lambda done, total: None # called after each rollout
     for r in self._every('frames', '*', v['damaged']):
         good = [f is not None and f.hash == r['hash'] for f in self.runs.copies(self.read, r, both=True)]
         if not all(good): v['damaged'][f"frame {r['id']}"] = 'one of its two copies is damaged' if any(good) else 'damaged'
-    for r in self._every('tools', 'hash', v['damaged'], 'hash'):
-        try: self.runs.tools(self.read, r['hash'])
-        except (DataError, self.base.error) as e: v['damaged'][f"tools {r['hash']}"] = str(e)
     return {**v, 'ok': not (v['damaged'] or v['calls']['damaged'])}
 
 @_patch(Store)
-def _every(self, table, columns, damaged, key='id'):
+def _every(self, table, columns, damaged):
     "Rows of a table; those that can be read, if not all can."
-    try: return self.read(f'select {columns} from {table} order by {key}')
+    try: return self.read(f'select {columns} from {table} order by id')
     except self.base.error as e: damaged[f'table {table}'] = str(e)
-    try: return self._each(table, columns, self._ids(table)) if key == 'id' else []
+    try: return self._each(table, columns, self._ids(table))
     except DataError: return []
 
 @_patch(Store)
@@ -258,8 +255,8 @@ def gc(self) -> dict:
     if v['calls']['damaged'] or (bad := [k for k, x in v['damaged'].items() if 'copies' not in x]): raise DataError(f'{self.path} is damaged, and left as it is; `clawlab store verify` says where')
     def free(db):
         ask, before = _asker(db), self.base.size(db)
-        n = {t: len(ask(f'delete from {t} where {k} not in (select {c} from calls where {c} is not null) returning {k}')) for t, k, c in (('tools', 'hash', 'tools'), ('frames', 'id', 'frame'))}
-        return before, {**n, 'renewed': self.runs.renew(ask)}
+        n = len(ask('delete from frames where id not in (select frame from calls where frame is not null) returning id'))
+        return before, dict(frames=n, renewed=self.runs.renew(ask))
     before, counts = self.writer.submit(free).result()
     self.runs.forget()
     self.base.vacuum(self._local.db)

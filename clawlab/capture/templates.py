@@ -283,7 +283,7 @@ def xml_call(c: ToolCall, text=xml_text) -> str:
     args = c.arguments.items() if isinstance(c.arguments, dict) else ()
     return f'\n<function={c.name}>\n' + ''.join(f'<parameter={k}>\n{text(v)}\n</parameter>\n' for k, v in args) + '</function>\n'
 
-# %% ../../nbs/10b_capture.templates.ipynb #c7f728bb
+# %% ../../nbs/10b_capture.templates.ipynb #99c00ec2
 def _rest(d, known): return ''.join(f'\n<{k}>{xml_text(v)}</{k}>' for k, v in d.items() if k not in known) if isinstance(d, dict) else ''
 
 def tool_xml(tool: dict) -> str:
@@ -296,6 +296,7 @@ def tool_xml(tool: dict) -> str:
                      for k, v in (props if isinstance(props, dict) else {}).items())
     return f'\n<function>\n<name>{tool["name"]}</name>{about(tool)}\n<parameters>{params}{_rest(p, ("type", "properties"))}\n</parameters>\n</function>'
 
+# %% ../../nbs/10b_capture.templates.ipynb #0e1d5213
 _XML = _cut("""
 
 If you choose to call a function ONLY reply in the following format with NO suffix:
