@@ -26,8 +26,11 @@ def same(a, b):
               'messages', 'tools', 'response', 'media', 'drift', 'quarantine', 'dialect', 't_start', 't_end'): assert getattr(a, k) == getattr(b, k), k
 
 @pytest.fixture
-def store(tmp_path):
-    with Store.open(f'sqlite:///{tmp_path}/calls.db') as s: yield s
+def url(tmp_path): return str(tmp_path/'calls.db')
+
+@pytest.fixture
+def store(url):
+    with Store.open(f'sqlite:///{url}') as s: yield s
 
 def chain(n, rollout='r', start=0, words=60, tools=(dict(name='sh', description='d'*400, parameters={}),)):
     "A linear rollout with bodies as an agent's: (call, body), ids `rollout.0`, `rollout.1`, ..."
@@ -361,8 +364,7 @@ def test_a_call_that_was_not_committed_lends_nothing(store):
     store.put_call(call('b', 1, [1, 2, 3, 4, 5], [6], anchor_id='a'), b'one, two').result()
     assert [c.prompt_ids.tolist() for c in store.calls('r')] == [[1, 2, 3, 4, 5]] and store.body('b') == b'one, two'
 
-def test_kill_9_loses_nothing_acknowledged(tmp_path):
-    db = tmp_path/'calls.db'
+def test_kill_9_loses_nothing_acknowledged(url):
     p = python('''
         import sys, numpy as np
         from clawlab.capture.store import Store
@@ -371,19 +373,19 @@ def test_kill_9_loses_nothing_acknowledged(tmp_path):
         for i in range(100000):
             s.put_call(Call(f'c{i}', 'r', i, np.arange(i+1), [i], [-1.], [0], anchor_id=f'c{i-1}' if i else None), b'x').result()
             print(i, flush=True)
-    ''', db)
+    ''', url)
     for line in p.stdout:
         if int(line) >= 40: break
     p.send_signal(signal.SIGKILL)
     last = int((p.stdout.read().split() or [line])[-1]); p.wait()
-    with Store.open(db, create=False) as s:
+    with Store.open(url, create=False) as s:
         got = s.calls('r')
-        assert len(got) >= last + 1
+        assert len(got) >= last + 1 and s.verify()['ok']
         for i, c in enumerate(got): np.testing.assert_array_equal(c.prompt_ids, np.arange(i + 1))
         s.put_call(call('more', 10**6, (0, 1, 5), anchor_id=got[-1].call_id)).result()  # and it goes on, bases read back from disk
         assert s.calls('r')[-1].prompt_ids.tolist() == [0, 1, 5]
 
-def test_another_process_reads_while_it_is_written(store):
+def test_another_process_reads_while_it_is_written(store, url):
     stop = threading.Event()
     def write():
         i = 0
@@ -397,7 +399,7 @@ def test_another_process_reads_while_it_is_written(store):
                 seen = [len(s.calls('r'))]
                 while len(seen) < 2000 and seen[-1] < seen[0] + 20: seen.append(len(s.calls('r')))
             assert seen == sorted(seen); print(seen[-1] - seen[0])
-        ''', store.path)
+        ''', url)
         assert int(p.communicate(timeout=60)[0]) >= 20 and p.returncode == 0
     finally: stop.set(); t.join()
 

@@ -64,17 +64,17 @@ class Relay:
             await writer.drain()
             if end is not None: return await asyncio.sleep(1)   # a reset takes with it what the client hasn't read yet
 
-async def play(h, act, tmp_path, *, instruction='Do the task.', env=None, max_context=1 << 20, cut=lambda n, data: None, edit=lambda files: files, seconds=120):
+async def play(h, act, tmp_path, *, max_context=1 << 20, cut=lambda n, data: None, edit=lambda files: files):
     "One run in a sandbox, its connections through a `Relay`."
     with Store.open(tmp_path/'s.db') as store:
         async with Proxy(Acting(act, max_context=max_context), store, sampling=Sampling(max_tokens=32768)) as p:
             s, servers = await p.open_session(Rollout('r1', 't', h.name), expect_harness=h.wire), []
             async def listen(sock): servers.append(await asyncio.start_server(Relay(p.port, cut), sock=sock))
             try:
-                async with make_sandbox('bwrap', limits=Limits(seconds=seconds), binds=h.binds, listener=listen) as box:
-                    argv, e, files = h.command(instruction, 'clawlab', box.url + s.base_path, s.api_key, box.limits)
+                async with make_sandbox('bwrap', limits=Limits(seconds=120), binds=h.binds, listener=listen) as box:
+                    argv, e, files = h.command('Do the task.', 'clawlab', box.url + s.base_path, s.api_key, box.limits)
                     await box.put({'a.txt': 'one\ntwo\nthree\n', **edit(files)})
-                    ex, out = await box.exec(argv, {**e, **(env or {})}), await box.get()
+                    ex, out = await box.exec(argv, e), await box.get()
             finally:
                 for x in servers: x.close()
             return Run(ex, out, await p.close_session(s.session_id), s, s.stats.refused)
@@ -94,36 +94,116 @@ def chain(r):
     assert (t.stats['roots'], t.stats['lineage_leaves'], t.stats['token_leaves'], t.stats['drift'], t.stats['shared']) == (1, 1, 1, 0, 0), r
     assert all(b.anchor_id == b.parent_id == a.call_id for a, b in zip(r.calls, r.calls[1:])) and set(r.roles()) == {'main'}, r
 
-# ---------------------------------------------------------------- Claude Code, the whole program
+def shell(c, command):
+    "A call of the shell tool that is offered."
+    t = next(t for t in c.tools if t['name'] in ('Bash', 'exec_command'))
+    p = t['parameters']['properties']
+    return call(t['name'], **{'cmd' if 'cmd' in p else 'command': command}, **({'description': 'x'} if 'description' in p else {}))
 
-CLAUDE = 'claude-code:full'
-def bash(command): return call('Bash', command=command, description='x')
-def agent(name): return call('Agent', description=name, prompt=f'SUBTASK-{name} please', subagent_type='general-purpose', run_in_background=False)
+def results(r):
+    "Tool results that the last main call has seen, in the order in which they were asked for. (Programs return parallel ones as they finish.)"
+    got = {m.tool_call_id: m for m in r.calls[-1].messages if m.role == 'tool'}
+    return [got[t.id] for c in r.calls if c.role == 'main' for t in c.response.tool_calls]
 
-async def test_claude_turns_and_parallel_tools(tmp_path):
-    texts = [bash('wc -l < a.txt'), 'Two at once.' + bash('echo first') + bash('echo second; false'), 'done']
-    r = await play(get(CLAUDE), lambda c: texts[turn(c)], tmp_path)
+def before(mark: bytes, count=1):
+    "Cut the first answer in front of the count-th `mark`."
+    def cut(n, data):
+        at = -1
+        for _ in range(count):
+            if (at := data.find(mark, at + 1)) < 0: return None
+        return at if n == 0 else None
+    return cut
+
+CLAUDE, CODEX = 'claude-code:full', 'codex'
+CUTS = {CLAUDE: dict(first=before(b'event: content_block_start'), text=before(b'event: content_block_start', 2), call=before(b'"input_json_delta"'), end=before(b'event: message_delta')),
+        CODEX: dict(first=before(b'event: response.output_item.done'), text=before(b'event: response.output_item.added', 2),
+                    call=before(b'event: response.function_call_arguments.done'), end=before(b'event: response.completed'))}
+both = pytest.mark.parametrize('name', CUTS)
+
+# ---------------------------------------------------------------- Claude Code, the whole program, and Codex
+
+@both
+async def test_turns_and_parallel_tools(tmp_path, name):
+    r = await play(get(name), lambda c: [shell(c, 'wc -l < a.txt'), 'Two at once.' + shell(c, 'echo first') + shell(c, 'echo second; false'), 'done'][turn(c)], tmp_path)
     chain(r)
-    got = {(m.content.split()[-1], m.is_error) for m in r.calls[-1].messages if m.role == 'tool'}
-    assert r.ex.code == 0 and len(r.calls) == 3 and got == {('3', False), ('first', False), ('second', True)}, r
+    assert r.ex.code == 0 and len(r.calls) == 3 and [m.content.split()[-1] for m in results(r)] == ['3', 'first', 'second'], r
+    if name == CLAUDE: assert [m.is_error for m in results(r)] == [False, False, True], r
+
+@both
+async def test_after_a_500(tmp_path, name):
+    failed = []
+    def act(c):
+        if not failed: failed.append(1); return dict(error='overloaded')
+        return 'done' if answers(c) else shell(c, 'wc -l a.txt')
+    r = await play(get(name), act, tmp_path)
+    assert r.ex.code == 0 and [c.finish for c in r.calls] == ['error', 'tool_calls', 'stop'] and r.refused[500] == 1, r
+    r.calls = r.calls[1:]
+    chain(r)
+
+def looking():
+    "Other words on every attempt, so that no two replies are the same."
+    n = []
+    def act(c): n.append(1); return 'done' if answers(c) else f'Look {len(n)}. ' + shell(c, f'wc -l a.txt # {len(n)}')
+    return act
+
+@both
+@pytest.mark.parametrize('where', ['text', 'call'])
+async def test_what_arrived_whole_of_a_cut_stream_is_kept(tmp_path, name, where):
+    "Claude Code asks to resume behind the text; the retry of Codex ends with it."
+    r = await play(get(name), looking(), tmp_path, cut=CUTS[name][where])
+    a, b, c = r.calls
+    t = r.tree
+    assert r.ex.code == 0 and b.parent_id == a.call_id and 'Look 1.' in [m.content.strip() for m in b.messages if m.role == 'assistant'], r
+    assert b.messages[-1].role == ('user' if name == CLAUDE else 'assistant'), r
+    assert t.fate_C == ['aborted', 'accepted', 'accepted'] and t.stats['main_lineage_leaves'] == 1 and t.stats['drift'] == 0, r
+    assert r.s.lineage.template.decode(a.output_ids[:t.kept_C[0]]) == 'Look 1. ' and t.stats['trained'] == t.kept_C[0] + len(b.output_ids) + len(c.output_ids), r
+
+@both
+async def test_a_tool_call_that_arrived_is_run_though_the_stream_was_cut(tmp_path, name):
+    r = await play(get(name), looking(), tmp_path, cut=CUTS[name]['end'])
+    assert r.ex.code == 0 and len(r.calls) == 2, r
+    chain(r)
+
+@both
+async def test_a_stream_cut_before_its_first_item_is_retried(tmp_path, name):
+    r = await play(get(name), looking(), tmp_path, cut=CUTS[name]['first'])
+    t = r.tree
+    assert r.ex.code == 0 and len(r.calls) == 3 and t.fate_C == ['abandoned', 'accepted', 'accepted'] and t.stats['lineage_leaves'] == 1, r
+    assert (r.calls[0].prompt_ids == r.calls[1].prompt_ids).all() and t.stats['trained'] == sum(len(c.output_ids) for c in r.calls[1:]), r
+
+def delegate(tool, **kw): return ''.join(call(tool, **{k: v.format(n) if isinstance(v, str) else v for k, v in kw.items()}) for n in ('ALPHA', 'BETA'))
+
+def subtask(c):
+    "What a subagent says; None where the main agent is asked."
+    n = next((n for n in ('ALPHA', 'BETA') if f'SUBTASK-{n}' in ' '.join(users(c))), None)
+    return n and (f'{n} result' if answers(c) else shell(c, f'echo {n}'))
 
 async def test_claude_subagents(tmp_path):
     "Two at a time, interleaved on the wire: trees of their own, not trained; the main chain is whole."
-    def act(c):
-        for n in ('ALPHA', 'BETA'):
-            if f'SUBTASK-{n}' in ' '.join(users(c)): return bash(f'echo {n}') if not turn(c) else f'{n} result'
-        return 'all done' if turn(c) else agent('ALPHA') + agent('BETA')
+    def act(c): return subtask(c) or ('all done' if turn(c) else delegate('Agent', description='{}', prompt='SUBTASK-{} please', subagent_type='general-purpose', run_in_background=False))
     r = await play(get(CLAUDE), act, tmp_path)
     t = whole(r)
     assert r.ex.code == 0 and sorted(r.roles()) == ['main']*2 + ['subagent']*4 and (t.stats['lineage_leaves'], t.stats['main_lineage_leaves'], t.stats['drift']) == (3, 1, 0), r
-    assert [('ALPHA result' in m.content, 'BETA result' in m.content) for m in r.calls[-1].messages if m.role == 'tool'] == [(True, False), (False, True)], r
+    assert [n in m.content for n, m in zip(('ALPHA result', 'BETA result'), results(r), strict=True)] == [True, True], r
+
+async def test_codex_subagents(tmp_path):
+    def act(c):
+        if says := subtask(c): return says
+        if not turn(c): return delegate('multi_agent_v1__spawn_agent', message='SUBTASK-{} please')
+        said, ids = ' '.join(m.content for m in c.messages), [json.loads(m.content)['agent_id'] for m in c.messages if m.role == 'tool' and '"agent_id"' in m.content]
+        if all(f'{n} result' in said for n in ('ALPHA', 'BETA')) or turn(c) > 9: return 'all done'
+        return call('multi_agent_v1__wait_agent', targets=ids, timeout_ms=60000)   # it comes back with the first that is done
+    r = await play(get(CODEX), act, tmp_path)
+    t = whole(r)
+    assert r.ex.code == 0 and r.roles().count('subagent') == 4 and set(r.roles()) == {'main', 'subagent'}, r
+    assert (t.stats['lineage_leaves'], t.stats['main_lineage_leaves'], t.stats['drift']) == (3, 1, 0), r
+    assert all(any(f'{n} result' in m.content for m in r.calls[-1].messages) for n in ('ALPHA', 'BETA')), r
 
 async def test_claude_compacts_when_the_window_is_full(tmp_path):
     "The vendor's overflow error makes it summarise; then the conversation has a new root."
-    texts = ['word ' * 4000 + bash(f'echo {i}') for i in range(3)] + ['too late']
     def act(c):
         if 'create a detailed summary' in c.messages[-1].content: return '<summary>Counted the lines: 3.</summary>'
-        return 'finished after it' if any('being continued' in u for u in users(c)) else texts[turn(c)]
+        return 'finished after it' if any('being continued' in u for u in users(c)) else 'word ' * 4000 + shell(c, f'echo {turn(c)}')
     first = await play(get(CLAUDE), lambda c: 'done', tmp_path)                       # how long is the first prompt here?
     (tmp_path/'2').mkdir()
     r = await play(get(CLAUDE), act, tmp_path/'2', max_context=len(first.calls[0].prompt_ids) + 50000)
@@ -133,121 +213,12 @@ async def test_claude_compacts_when_the_window_is_full(tmp_path):
     c = r.calls[r.roles().index('compaction')]
     assert c.parent_id and c.anchor_id and t.stats['main_lineage_leaves'] == 2, r
 
-async def test_claude_after_a_500(tmp_path):
-    failed = []
-    def act(c):
-        if not failed: failed.append(1); return dict(error='overloaded')
-        return 'done' if turn(c) else bash('wc -l a.txt')
-    r = await play(get(CLAUDE), act, tmp_path)
-    assert r.ex.code == 0 and [c.finish for c in r.calls] == ['error', 'tool_calls', 'stop'] and r.refused[500] == 1, r
-    r.calls = r.calls[1:]
-    chain(r)
-
-def cutting():
-    "Other words on every attempt, so that no two replies are the same."
-    n = []
-    def act(c): n.append(1); return 'done' if answers(c) else f'Look {len(n)}. ' + bash(f'wc -l a.txt # {len(n)}')
-    return act
-
-def before(mark: bytes, count=1, n=0):
-    "Cut the n-th answer in front of the count-th `mark`."
-    def cut(i, data):
-        at = -1
-        for _ in range(count):
-            if (at := data.find(mark, at + 1)) < 0: return None
-        return at if i == n else None
-    return cut
-
-@pytest.mark.parametrize('cut', [before(b'event: content_block_start', 2), before(b'"input_json_delta"')], ids=['behind the text', 'in the tool call'])
-async def test_claude_keeps_a_text_block_of_a_stream_that_was_cut(tmp_path, cut):
-    r = await play(get(CLAUDE), cutting(), tmp_path, cut=cut)
-    a, b, c = r.calls
-    t = r.tree
-    assert r.ex.code == 0 and b.parent_id == a.call_id and 'Look 1.' in [m.content.strip() for m in b.messages if m.role == 'assistant'], r
-    assert t.fate_C == ['aborted', 'accepted', 'accepted'] and t.stats['main_lineage_leaves'] == 1 and t.stats['drift'] == 0, r
-    kept = r.s.lineage.template.decode(a.output_ids[:t.kept_C[0]])
-    assert kept == 'Look 1. ' and t.stats['trained'] == t.kept_C.sum() == len(b.output_ids) + len(c.output_ids) + t.kept_C[0], (kept, r)
-
-async def test_claude_runs_a_tool_call_that_arrived_though_the_stream_was_cut(tmp_path):
-    r = await play(get(CLAUDE), cutting(), tmp_path, cut=before(b'event: message_delta'))
-    assert r.ex.code == 0 and len(r.calls) == 2, r
-    chain(r)
-
-async def test_claude_retries_a_stream_that_was_cut_before_its_first_block(tmp_path):
-    r = await play(get(CLAUDE), cutting(), tmp_path, cut=before(b'event: content_block_start'))
-    t = r.tree
-    assert r.ex.code == 0 and len(r.calls) == 3 and t.fate_C == ['abandoned', 'accepted', 'accepted'] and t.stats['lineage_leaves'] == 1, r
-    assert (r.calls[0].prompt_ids == r.calls[1].prompt_ids).all() and t.stats['trained'] == sum(len(c.output_ids) for c in r.calls[1:]), r
-
-# ---------------------------------------------------------------- Codex
-
-def shell(c, command):
-    "A call of the shell tool that is offered."
-    t = next(t for t in c.tools if t['name'] in ('exec_command', 'shell', 'shell_command'))
-    key = 'cmd' if 'cmd' in t['parameters']['properties'] else 'command'
-    listed = t['parameters']['properties'][key].get('type') == 'array'
-    return call(t['name'], **{key: ['bash', '-c', command] if listed else command})
-
-async def test_codex_turns_and_parallel_tools(tmp_path):
-    r = await play(get('codex'), lambda c: [shell(c, 'wc -l < a.txt'), 'Two at once.' + shell(c, 'echo first') + shell(c, 'echo second; false'), 'done'][turn(c)], tmp_path)
-    chain(r)
-    assert r.ex.code == 0 and len(r.calls) == 3 and [m.content.split()[-1] for m in r.calls[-1].messages if m.role == 'tool'] == ['3', 'first', 'second'], r
-
-async def test_codex_subagents(tmp_path):
-    def act(c):
-        for n in ('ALPHA', 'BETA'):
-            if f'SUBTASK-{n}' in ' '.join(users(c)): return f'{n} result' if answers(c) else shell(c, f'echo {n}')
-        if not turn(c): return ''.join(call('multi_agent_v1__spawn_agent', message=f'SUBTASK-{n} please') for n in ('ALPHA', 'BETA'))
-        return 'all done' if turn(c) > 1 else call('multi_agent_v1__wait_agent', targets=[json.loads(a)['agent_id'] for a in answers(c)], timeout_ms=60000)
-    r = await play(get('codex'), act, tmp_path)
-    t = whole(r)
-    assert r.ex.code == 0 and r.roles().count('subagent') == 4 and set(r.roles()) == {'main', 'subagent'}, r
-    assert (t.stats['lineage_leaves'], t.stats['main_lineage_leaves'], t.stats['drift']) == (3, 1, 0), r
-    assert all(any(f'{n} result' in u for u in (m.content for m in r.calls[-1].messages)) for n in ('ALPHA', 'BETA')), r
-
 async def test_codex_compacts_when_usage_says_so(tmp_path):
     def act(c):
         if not c.tools: return 'SUMMARY: the file has 3 lines.'
         return 'finished after it' if any('SUMMARY' in u for u in users(c)) else 'word ' * 4000 + shell(c, 'wc -l < a.txt')
     tight = lambda files: {k: re.sub(r'model_context_window = \d+', 'model_context_window = 90000\nmodel_auto_compact_token_limit = 50000', v) for k, v in files.items()}
-    r = await play(get('codex'), act, tmp_path, edit=tight)
+    r = await play(get(CODEX), act, tmp_path, edit=tight)
     t = whole(r)
     assert r.ex.code == 0 and r.roles() == ['main', 'compaction', 'main'] and b'finished after it' in r.ex.stdout, r
     assert r.calls[1].parent_id == r.calls[0].call_id and r.calls[2].parent_id is None and (t.stats['lineage_leaves'], t.stats['main_lineage_leaves']) == (2, 1), r
-
-async def test_codex_after_a_500(tmp_path):
-    failed = []
-    def act(c):
-        if not failed: failed.append(1); return dict(error='overloaded')
-        return 'done' if answers(c) else shell(c, 'wc -l a.txt')
-    r = await play(get('codex'), act, tmp_path)
-    assert r.ex.code == 0 and [c.finish for c in r.calls] == ['error', 'tool_calls', 'stop'] and r.refused[500] == 1, r
-    r.calls = r.calls[1:]
-    chain(r)
-
-def looking():
-    "Other words on every attempt."
-    n = []
-    def act(c): n.append(1); return 'done' if answers(c) else f'Look {len(n)}. ' + shell(c, f'wc -l a.txt # {len(n)}')
-    return act
-
-@pytest.mark.parametrize('cut', [before(b'event: response.output_item.added', 2), before(b'event: response.function_call_arguments.done')], ids=['behind the text', 'in the tool call'])
-async def test_codex_keeps_an_item_of_a_stream_that_was_cut(tmp_path, cut):
-    "The retry ends with the item that arrived, and its reply stands behind it."
-    r = await play(get('codex'), looking(), tmp_path, cut=cut)
-    a, b, c = r.calls
-    t = r.tree
-    assert r.ex.code == 0 and b.parent_id == a.call_id and b.messages[-1].role == 'assistant' and b.messages[-1].content.strip() == 'Look 1.', r
-    assert t.fate_C == ['aborted', 'accepted', 'accepted'] and t.stats['main_lineage_leaves'] == 1 and t.stats['drift'] == 0, r
-    assert r.s.lineage.template.decode(a.output_ids[:t.kept_C[0]]) == 'Look 1. ' and t.stats['trained'] == t.kept_C[0] + len(b.output_ids) + len(c.output_ids), r
-
-async def test_codex_runs_a_tool_call_that_arrived_though_the_stream_was_cut(tmp_path):
-    r = await play(get('codex'), looking(), tmp_path, cut=before(b'event: response.completed'))
-    assert r.ex.code == 0 and len(r.calls) == 2, r
-    chain(r)
-
-async def test_codex_retries_a_stream_that_was_cut_before_its_first_item(tmp_path):
-    r = await play(get('codex'), looking(), tmp_path, cut=before(b'event: response.output_item.done'))
-    t = r.tree
-    assert r.ex.code == 0 and len(r.calls) == 3 and t.fate_C == ['abandoned', 'accepted', 'accepted'] and t.stats['lineage_leaves'] == 1, r
-    assert t.stats['trained'] == sum(len(c.output_ids) for c in r.calls[1:]), r
