@@ -651,6 +651,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
             'clawlab.capture.roles': { 'clawlab.capture.roles.Fact': ('capture.roles.html#fact', 'clawlab/capture/roles.py'),
                                        'clawlab.capture.roles._beside': ('capture.roles.html#_beside', 'clawlab/capture/roles.py'),
                                        'clawlab.capture.roles._quoted': ('capture.roles.html#_quoted', 'clawlab/capture/roles.py'),
+                                       'clawlab.capture.roles._title': ('capture.roles.html#_title', 'clawlab/capture/roles.py'),
                                        'clawlab.capture.roles.akin': ('capture.roles.html#akin', 'clawlab/capture/roles.py'),
                                        'clawlab.capture.roles.by_header': ('capture.roles.html#by_header', 'clawlab/capture/roles.py'),
                                        'clawlab.capture.roles.fact': ('capture.roles.html#fact', 'clawlab/capture/roles.py'),

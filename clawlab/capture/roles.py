@@ -6,6 +6,7 @@
 from __future__ import annotations
 import json, marshal, os, re
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from ..records import Call
 
@@ -38,9 +39,11 @@ def wish(messages, tools) -> str:
     if any(p in last for p in HANDOFF): return 'handoff'
     if tools: return ''
     system = messages[0].content if messages and messages[0].role == 'system' else ''
-    ends = [x for t in (system, last) for x in (t[:4000], t[-4000:])]
-    if TITLE.search(system[:4000] or last[:300]): return 'title'
-    return 'summary' if any(map(SUMMARY.search, ends)) else ''
+    if _title(system[:4000] or last[:300]): return 'title'
+    return 'summary' if any('summar' in (x := t[:4000] + '\n' + t[-4000:]).lower() and SUMMARY.search(x) for t in (system, last)) else ''
+
+@lru_cache(64)
+def _title(text): return bool(TITLE.search(text))   # the system prompt of a conversation is looked at once
 
 # %% ../../nbs/14_capture.roles.ipynb #80d4b890
 @dataclass(frozen=True)
