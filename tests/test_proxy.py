@@ -585,7 +585,7 @@ async def test_keys_are_long_hashed_and_nowhere_on_disk(tmp_path):
     async with Lab(tmp_path, ScriptEngine(['a'])) as lab:
         await lab.ask(CHAT, user(), headers={'authorization': f'Bearer {lab.s.api_key}', 'x-copy': lab.s.api_key, 'user-agent': 'me/1'})
         key = lab.s.api_key
-        assert len(key.split('-')[-1]) * 6 >= 128 and lab.calls[0].headers['user-agent'] == 'me/1'
+        assert len(key.removeprefix('sk-clawlab-')) * 6 >= 128 and lab.calls[0].headers['user-agent'] == 'me/1'
         assert key not in json.dumps(lab.calls[0].headers)
         await lab.proxy.close_session(lab.s.session_id)
     assert not any(key.encode() in f.read_bytes() for f in tmp_path.glob('calls.db*'))
