@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from clawlab.capture.chat import Template, identify, jinja_text
 from clawlab.capture.templates import CALL, CALL_END, CHATML, FORMATS, PYTHON, THINK, THINK_END, Format, kinds, parse_xml_call, tagged, tool_xml, typed, xml_call
-from clawlab.capture.tokens import HFTokenizer, Mark, Remembered, fuse
+from clawlab.capture.tokens import GPT2, O200K, PUBLISHED as PATTERNS, HFTokenizer, Mark, Remembered, Words, ascii_pattern, fuse, stretches
 from clawlab.records import DataError, InputError, Message, ToolCall, message_from
 
 PUBLISHED = json.loads((Path(__file__).parent/'published_templates.json').read_text())
@@ -362,3 +362,47 @@ def test_a_cut_reply_with_typed_xml_calls_is_found_in_the_history():
     ids2, _ = lin.prompt(history, (tool,), m)
     n = next(i for i, (a, b) in enumerate(zip([*ids, *out], ids2)) if a != b)
     assert m.anchor_id == 'c0' and t.decode(ids2[:n]).rstrip().endswith('5\n</parameter>\n</function>\n</tool_call>') and t.decode(ids2[n:]).startswith('<|im_end|>\n<|im_start|>user\n<tool_response>')
+
+# words
+
+@cache
+def cut_by(pattern):
+    "(Our tokenizer, the library's) with words cut by a pattern; None: as ByteLevel does."
+    spec, level = json.loads(words()), dict(type='ByteLevel', add_prefix_space=False, trim_offsets=True, use_regex=pattern is None)
+    spec['pre_tokenizer'] = level if pattern is None else dict(type='Sequence', pretokenizers=[dict(type='Split', pattern=dict(Regex=pattern), behavior='Isolated', invert=False), level])
+    tok = Tokenizer.from_str(json.dumps(spec))
+    return HFTokenizer(tok), tok
+
+code = st.lists(st.one_of(st.text(st.characters(max_codepoint=126, min_codepoint=32, include_characters='\n\t\r'), max_size=8), st.sampled_from(
+    ["'s", "'LL", ' ', '  ', '\n', '\r\n', '\t', 'getItem', 'XMLHttp', '42', '1234567', '","', '/n\n', "it're", 'é', '\x1c', '\x00', '\u3000', 'ſ', '٣'])), max_size=30).map(''.join)
+
+@pytest.mark.parametrize('pattern', [None, *sorted(PATTERNS), r'\S+ ?|\s+'])
+@settings(max_examples=400)
+@given(text=code)
+def test_words_that_are_remembered_are_the_library_s(pattern, text):
+    ours, tok = cut_by(pattern)
+    want = tok.encode(text, add_special_tokens=False).ids
+    assert ours._encode(text).tolist() == want
+    if text.isascii() and text.isprintable() and text: assert ours._words.encode(text).tolist() == want, 'plain text is ours'
+
+def test_words_are_left_to_the_library_where_a_tokenizer_looks_further():
+    spec = json.loads(cut_by(SPLIT)[1].to_str())
+    first, tok = spec['pre_tokenizer']['pretokenizers'][0], Tokenizer.from_str(json.dumps(spec))
+    split = lambda **kw: dict(spec, pre_tokenizer=dict(spec['pre_tokenizer'], pretokenizers=[{**first, **kw}, spec['pre_tokenizer']['pretokenizers'][1]]))
+    for other in (split(behavior='Removed'), split(invert=True), split(pattern=dict(String=' ')), split(pattern=dict(Regex=r'\p{Greek}+|.')), split(pattern=dict(Regex=r'([a-z]+)|.')),
+                  split(pattern=dict(Regex='[a-z&&[^b]]')), dict(spec, normalizer=dict(type='Lowercase')), dict(spec, model=dict(spec['model'], dropout=.1)), dict(spec, pre_tokenizer=None),
+                  dict(spec, pre_tokenizer=dict(type='ByteLevel', add_prefix_space=True, trim_offsets=True, use_regex=True))):
+        assert Words.of(tok, other) is None
+    assert {SPLIT, SPLIT.replace(r'\p{N}|', r'\p{N}{1,3}|'), O200K} < PATTERNS and Words.of(tok, spec).edges
+    assert not Words.of(tok, split(pattern=dict(Regex=r'\S+ ?|\s+'))).edges and not Words.of(tok, dict(spec, normalizer=dict(type='NFKC'))).edges
+    assert list(stretches('a é b')) == [('a', True), (' é', False), (' b', True)] and list(stretches('é  b')) == [('é', False), ('  b', True)] and list(stretches('  é')) == [('  é', False)]
+    tok = Tokenizer.from_str(words()); tok.add_tokens([AddedToken('hello', special=False, normalized=False)])
+    t = HFTokenizer(tok)
+    assert t._words is None and t._encode('say hello').tolist() == tok.encode('say hello', add_special_tokens=False).ids
+    assert ascii_pattern(GPT2).findall('a  b') == ['a', ' ', ' b']
+
+def test_words_kept_are_bounded():
+    t, tok = cut_by(SPLIT)
+    t._words.most = 50
+    for i in range(200): assert t._encode(f' w{i} {"x"*(i % 90)}').tolist() == tok.encode(f' w{i} {"x"*(i % 90)}', add_special_tokens=False).ids
+    assert len(t._words) <= 50 and max(map(len, t._words)) <= 40

@@ -6,12 +6,14 @@
 from __future__ import annotations
 import json, re, threading
 from collections import OrderedDict
+from itertools import chain
 import numpy as np
 from ..records import InputError
 
 # %% auto #0
-__all__ = ['START', 'END', 'THINK', 'THINK_END', 'CALL', 'CALL_END', 'SPECIALS', 'Mark', 'splitter', 'fuse', 'Bytes',
-           'Remembered', 'is_control', 'HFTokenizer', 'Codec', 'encode', 'decode']
+__all__ = ['START', 'END', 'THINK', 'THINK_END', 'CALL', 'CALL_END', 'SPECIALS', 'GPT2', 'LLAMA3', 'O200K', 'QWEN', 'PUBLISHED',
+           'Mark', 'splitter', 'fuse', 'Bytes', 'Remembered', 'ascii_pattern', 'stretches', 'Words', 'is_control',
+           'HFTokenizer', 'Codec', 'encode', 'decode']
 
 # %% ../../nbs/10_capture.tokens.ipynb #57e43af2
 class Mark(str): "A piece of structure: a special token, where the tokenizer has it."
@@ -71,6 +73,90 @@ class Remembered:
             while self.used > self.chars: self.used -= len(self._known.popitem(last=False)[0]) + 100
         return ids
 
+# %% ../../nbs/10_capture.tokens.ipynb #42e88401
+_KINDS = dict(L='A-Za-z', Lu='A-Z', Ll='a-z', N='0-9', Nd='0-9', **dict.fromkeys(('Lt', 'Lm', 'Lo', 'M', 'Mn', 'Nl', 'No', 'Han'), '\\x00'))   # \x00: no character of plain text
+
+def ascii_pattern(pattern: str) -> re.Pattern:
+    "A pattern with Unicode classes as one that does the same to plain text: printable ASCII, tabs and line ends. ValueError where that isn't certain."
+    out, inside = [], False
+    for t in re.findall(r'\\p\{\w+\}|\\.|.', pattern, re.S):
+        if t[:2] in (r'\p', r'\P'):
+            if (k := _KINDS.get(t[3:-1])) is None: raise ValueError(f'unknown class {t}')
+            t = k if inside else f'[{k}]'
+        elif t == '[' or t == ']':
+            if inside == (t == '['): raise ValueError('a class within a class')
+            inside = not inside
+        elif inside and t == '&': raise ValueError('an intersection of classes')
+        out.append(t)
+    try: p = re.compile(''.join(out), re.A)
+    except re.error as e: raise ValueError(str(e)) from None
+    if p.groups: raise ValueError('a group that captures')
+    return p
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"   # of `ByteLevel`
+
+# %% ../../nbs/10_capture.tokens.ipynb #f03b1047
+_P, _N = r'[^\r\n\p{L}\p{N}]?', r'|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
+_UP, _LOW, _S = r'[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]', r'[\p{Ll}\p{Lm}\p{Lo}\p{M}]', r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+LLAMA3, O200K = f'{_S}|{_P}\\p{{L}}+{_N}', f'{_P}{_UP}*{_LOW}+{_S}?|{_P}{_UP}+{_LOW}*{_S}?{_N}'.replace('[\\r\\n]*|\\s*', '[\\r\\n/]*|\\s*')
+QWEN = LLAMA3.replace('{1,3}', '')
+PUBLISHED = {GPT2, LLAMA3, O200K, QWEN, QWEN.replace(r'\p{L}+|', r'[\p{L}\p{M}]+|').replace(r'\s\p{L}', r'\s\p{L}\p{M}')}   # the last: Qwen3.5
+
+_odd, _edge = re.compile(r'[^\t\n\r -~]+').search, re.compile(r'\S ').search
+
+def stretches(text: str):
+    "(part, is it plain?) of a text, cut before blanks that follow a letter or sign."
+    at = 0
+    while m := _odd(text, at):
+        i = m.start()
+        while (i := text.rfind(' ', at + 1, i)) > 0 and text[i-1].isspace(): pass
+        if i > 0: yield text[at:i], True
+        i, at = max(i, at), e.start() + 1 if (e := _edge(text, m.end() - 1)) else len(text)
+        yield text[i:at], False
+    if at < len(text): yield text[at:], True
+
+# %% ../../nbs/10_capture.tokens.ipynb #93abd68e
+class Words(dict):
+    "Word -> ids, by the library's `tokenizer`. `encode` gives the ids of a text, or None if the library must."
+    def __init__(self, tokenizer, pattern: re.Pattern, edges: bool, # whether `stretches` is right for it
+                 most=1 << 16):
+        super().__init__(); self.tokenizer, self.findall, self.edges, self.most = tokenizer, pattern.findall, edges, most
+
+    @staticmethod
+    def of(tokenizer, spec: dict # its tokenizer.json
+          ) -> Words | None:
+        "None for a tokenizer that may look further than a word."
+        pre, norm = spec.get('pre_tokenizer') or {}, (spec.get('normalizer') or {}).get('type')
+        if norm not in (None, 'NFC', 'NFD', 'NFKC', 'NFKD') or spec['model'].get('dropout'): return None
+        *split, last = pre['pretokenizers'] if pre.get('type') == 'Sequence' and pre['pretokenizers'] else [pre]
+        if last.get('type') != 'ByteLevel' or last['add_prefix_space'] or len(split) + last['use_regex'] != 1: return None
+        if split and (split[0].get('type'), split[0].get('behavior'), split[0].get('invert')) != ('Split', 'Isolated', False): return None
+        try: p = split[0]['pattern']['Regex'] if split else GPT2; return Words(tokenizer, ascii_pattern(p), p in PUBLISHED and norm in (None, 'NFC'))
+        except (ValueError, KeyError): return None
+
+    def __missing__(self, word):
+        if len(self.tokenizer.pre_tokenizer.pre_tokenize_str(word)) != 1: raise LookupError(word)
+        return self._learn(word)
+
+    def _learn(self, part):
+        ids = tuple(self.tokenizer.encode(part, add_special_tokens=False).ids)
+        if len(self) >= self.most: self.clear()
+        if len(part) <= 40: self[part] = ids
+        return ids
+
+    def encode(self, text: str) -> np.ndarray | None:
+        parts = list(stretches(text)) if len(text) < 1 << 18 else []
+        if not parts or len(parts) > 1 + len(text)//40 or not (self.edges or all(plain for _, plain in parts)): return None
+        ids = []
+        try:
+            for part, plain in parts:
+                if not plain: ids.append(self.get(part) or self._learn(part)); continue
+                words = self.findall(part)
+                if sum(map(len, words)) != len(part): return None
+                ids += map(self.__getitem__, words)
+        except LookupError: return None
+        return np.fromiter(chain.from_iterable(ids), np.int32)
+
 # %% ../../nbs/10_capture.tokens.ipynb #7d1cb623
 def is_control(t: dict) -> bool:
     "Is an added token (an entry of tokenizer.json) structure rather than a word?"
@@ -87,11 +173,13 @@ class HFTokenizer:
         self._plain = Tokenizer.from_str(json.dumps({**spec, 'added_tokens': words, 'post_processor': None, 'truncation': None, 'padding': None}))
         self._true = {self._plain.token_to_id(t['content']): t['id'] for t in words}  # without control tokens the words moved up
         self._own = {i: j for j, i in self._true.items()}
-        self.encode = Remembered(self._encode)
+        self._words, self.encode = None if words else Words.of(self._plain, spec), Remembered(self._encode)
         if bad := [s for s, i in self.special.items() if i in self.encode(s)]:
             raise InputError(f'this tokenizer turns the plain text {bad[0]!r} into the special token of that name')
     def _encode(self, text):
-        ids = self._plain.encode(_utf8(text), add_special_tokens=False).ids
+        text = _utf8(text)
+        if self._words is not None and (ids := self._words.encode(text)) is not None: return ids
+        ids = self._plain.encode(text, add_special_tokens=False).ids
         return np.array([self._true.get(i, i) for i in ids] if self._true else ids, np.int32)
     def decode(self, ids):
         ids = np.asarray(ids).tolist()
