@@ -4,7 +4,7 @@
 
 # %% ../nbs/90_cli.ipynb #35dfa4b9
 from __future__ import annotations
-import asyncio, contextlib, errno, json, os, signal, sys
+import asyncio, contextlib, errno, gc, json, os, signal, sys
 from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -177,7 +177,8 @@ def proxy(engine: Annotated[str, typer.Option(help='torch:DIR | vllm:URL[@DIR] |
     "Serve the capturing proxy until interrupted."
     where = str(admin_port) if admin_port is not None else str(admin) if admin else '' if open_ else store.removeprefix('sqlite:///') + '.sock'
     if token_file and not token_file.is_file(): raise InputError(f'no token file {token_file}')
-    asyncio.run(_proxy(engine, store, port, host, tasks, task, open_, max_tokens, temperature, where, str(token_file or ''), log))
+    import uvloop
+    uvloop.run(_proxy(engine, store, port, host, tasks, task, open_, max_tokens, temperature, where, str(token_file or ''), log))
 
 async def _proxy(engine, store, port, host, suite, task, open_, max_tokens, temperature, admin, token_file, log):
     from clawlab.capture.admin import start_admin
@@ -193,7 +194,7 @@ async def _proxy(engine, store, port, host, suite, task, open_, max_tokens, temp
             s = await p.open_session(Rollout(f'open-{int(time.time())}-{secrets.token_hex(3)}', task, 'open', split='open'), keyless=True)
             out.update(session=s.session_id, base_url=f'http://{host}:{p.port}{s.base_path}', rollout=s.rollout_id)
             say(f"clawlab: ANTHROPIC_BASE_URL={out['base_url']}  OPENAI_BASE_URL={out['base_url']}/v1  (any key)")
-        emit(out); stop = asyncio.Event()
+        emit(out); stop = asyncio.Event(); gc.freeze()   # what is loaded by now stays
         for sig in (signal.SIGINT, signal.SIGTERM): asyncio.get_running_loop().add_signal_handler(sig, stop.set)
         await stop.wait()
         if door: await door.cleanup()

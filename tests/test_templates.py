@@ -406,3 +406,14 @@ def test_words_kept_are_bounded():
     t._words.most = 50
     for i in range(200): assert t._encode(f' w{i} {"x"*(i % 90)}').tolist() == tok.encode(f' w{i} {"x"*(i % 90)}', add_special_tokens=False).ids
     assert len(t._words) <= 50 and max(map(len, t._words)) <= 40
+
+@settings(max_examples=300)
+@given(ids=st.lists(st.integers(0, 505), max_size=12))
+def test_ids_are_spelled_as_the_library_spells_them(ids):
+    ours, tok = cut_by(SPLIT)
+    assert ours.decode(ids) == tok.decode(ids, skip_special_tokens=False)
+
+def test_added_words_are_spelled_as_they_stand():
+    tok = Tokenizer.from_str(words()); tok.decoder = decoders.ByteLevel(); tok.add_tokens([AddedToken('two words', special=False), AddedToken('Ġodd', special=False), AddedToken('<|x|>', special=True)])
+    t, ids = HFTokenizer(tok), [65, tok.token_to_id('two words'), tok.token_to_id('Ġodd'), 66, 10**6]
+    assert t.decode(ids) == tok.decode(ids, skip_special_tokens=False) and 'two words' in t.decode(ids)

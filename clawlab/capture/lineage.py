@@ -129,7 +129,7 @@ class Lineage:
         self.template, self.nodes, self.ambiguous, self.root, self._last = template, {}, 0, Step(), ()
         self._strict, self._loose, self._reply, self._from = {}, {}, {}, {}   # hash -> [Entry], by history and reply, or by the reply alone; history -> [Node]
         self._ids, self._tools, self._lock = {}, [], threading.RLock()       # tool-call id -> call_id; [(tools, digest)]
-        self.facts, self._role, self._main = {}, {}, None   # call_id -> Fact, call_id -> role so far, the main call's Fact
+        self.facts, self._role, self._main, self._fresh = {}, {}, None, (None, None)   # call_id -> Fact, call_id -> role so far, the main call's Fact
 
     @staticmethod
     def _best(entries, m) -> tuple[Entry | None, bool]:
@@ -259,7 +259,7 @@ def add(self, call: Call, match: Match | None = None):
     with self._lock:
         match = match or self._placed(call)
         if call.quarantine: return
-        f = self.facts[call.call_id] = fact(call, match.kind)
+        f = self.facts[call.call_id] = self._fresh[1] if self._fresh[0] == call.call_id else fact(call, match.kind)
         self._main, self._role[call.call_id] = self._main_with(f), call.role
         if call.response is None: return
         ids = frozenset(tool_id('', call.call_id, i) for i in range(len(call.response.tool_calls)))
@@ -316,7 +316,7 @@ def roles(self) -> dict[str, tuple[str, str]]:
 def role(self, call: Call, match: Match) -> tuple[str, str]:
     "(role, reason) of a call that isn't added yet, by what is known so far."
     if call.quarantine: return 'side', f'quarantined: {call.quarantine}'
-    f = fact(call, match.kind)
+    f = fact(call, match.kind); self._fresh = call.call_id, f
     return role_of(f, self._main_with(f), self._role.get(call.parent_id))
 
 @_patch(Lineage)

@@ -59,7 +59,7 @@ class Known:
     tail: bytes   # from the closing bracket on
     rest: Kept    # all other members, and what was made of them
 
-def _legal(d: dict) -> Kept: return Kept(checked(d))
+def _legal(d: dict, plain: bool) -> Kept: return Kept(checked(d, plain))
 
 def shared(a: bytes, b: bytes) -> int:
     "Number of bytes that both begin with."
@@ -71,6 +71,7 @@ def shared(a: bytes, b: bytes) -> int:
 def read_whole(raw: bytes, key: str) -> Known:
     "Read a body from the beginning; raises if it is unusual in any way."
     text = raw.decode()
+    plain = '\\u' not in text
     head, i = _members(text, 0, key)
     items, ends, j = _items(text, i + 1, True)
     tail, _ = _members(text, j + 1)
@@ -79,21 +80,22 @@ def read_whole(raw: bytes, key: str) -> Known:
         size, at = 0, [0]
         for a, b in zip([0, i + 1, *ends], [i + 1, *ends, j]): size += len(text[a:b].encode()); at.append(size)
         i, ends, j = at[1] - 1, at[2:-1], at[-1]
-    return Known(raw, i + 1, tuple(ends), tuple(map(_legal, items)), head, raw[j:], _legal({**head, **tail}))
+    return Known(raw, i + 1, tuple(ends), tuple(_legal(x, plain) for x in items), head, raw[j:], _legal({**head, **tail}, plain))
 
 def read_on(raw: bytes, key: str, known: Known, n: int) -> Known:
     "Read a body that begins with the first `n` items of `known`."
     begin = known.ends[n-1] if n else known.start
     text = raw[begin:].decode()
     items, ends, j = _items(text, 0, not n)
+    plain = '\\u' not in text
     after = raw[begin + (j if text.isascii() else len(text[:j].encode())):]
     if not text.isascii(): ends = [len(text[:e].encode()) for e in ends]
     if after == known.tail: rest = known.rest
     else:
         tail, _ = _members(text, j + 1)
         if known.head.keys() & tail.keys() or key in tail: raise _Odd
-        rest = _legal({**known.head, **tail})
-    return Known(raw, known.start, (*known.ends[:n], *(begin + e for e in ends)), (*known.items[:n], *map(_legal, items)), known.head, after, rest)
+        rest = _legal({**known.head, **tail}, False)
+    return Known(raw, known.start, (*known.ends[:n], *(begin + e for e in ends)), (*known.items[:n], *(_legal(x, plain) for x in items)), known.head, after, rest)
 
 # %% ../../nbs/14c_capture.reader.ipynb #316b4b77
 class Reader:

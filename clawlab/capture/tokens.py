@@ -6,14 +6,13 @@
 from __future__ import annotations
 import json, re, threading
 from collections import OrderedDict
-from itertools import chain
 import numpy as np
 from ..records import InputError
 
 # %% auto #0
 __all__ = ['START', 'END', 'THINK', 'THINK_END', 'CALL', 'CALL_END', 'SPECIALS', 'GPT2', 'LLAMA3', 'O200K', 'QWEN', 'PUBLISHED',
-           'Mark', 'splitter', 'fuse', 'Bytes', 'Remembered', 'ascii_pattern', 'stretches', 'Words', 'is_control',
-           'HFTokenizer', 'Codec', 'encode', 'decode']
+           'Mark', 'splitter', 'fuse', 'Bytes', 'Remembered', 'ascii_pattern', 'stretches', 'Words', 'Spelled',
+           'is_control', 'HFTokenizer', 'Codec', 'encode', 'decode']
 
 # %% ../../nbs/10_capture.tokens.ipynb #57e43af2
 class Mark(str): "A piece of structure: a special token, where the tokenizer has it."
@@ -73,7 +72,7 @@ class Remembered:
             while self.used > self.chars: self.used -= len(self._known.popitem(last=False)[0]) + 100
         return ids
 
-# %% ../../nbs/10_capture.tokens.ipynb #42e88401
+# %% ../../nbs/10_capture.tokens.ipynb #94f65fb8
 _KINDS = dict(L='A-Za-z', Lu='A-Z', Ll='a-z', N='0-9', Nd='0-9', **dict.fromkeys(('Lt', 'Lm', 'Lo', 'M', 'Mn', 'Nl', 'No', 'Han'), '\\x00'))   # \x00: no character of plain text
 
 def ascii_pattern(pattern: str) -> re.Pattern:
@@ -115,9 +114,9 @@ def stretches(text: str):
         yield text[i:at], False
     if at < len(text): yield text[at:], True
 
-# %% ../../nbs/10_capture.tokens.ipynb #93abd68e
+# %% ../../nbs/10_capture.tokens.ipynb #0035eef2
 class Words(dict):
-    "Word -> ids, by the library's `tokenizer`. `encode` gives the ids of a text, or None if the library must."
+    "Word -> ids (bytes of int32s), by the library's `tokenizer`. `encode` gives the ids of a text, or None if the library must."
     def __init__(self, tokenizer, pattern: re.Pattern, edges: bool, # whether `stretches` is right for it
                  most=1 << 16):
         super().__init__(); self.tokenizer, self.findall, self.edges, self.most = tokenizer, pattern.findall, edges, most
@@ -135,11 +134,12 @@ class Words(dict):
         except (ValueError, KeyError): return None
 
     def __missing__(self, word):
-        if len(self.tokenizer.pre_tokenizer.pre_tokenize_str(word)) != 1: raise LookupError(word)
-        return self._learn(word)
+        return self._learn(word, True)
 
-    def _learn(self, part):
-        ids = tuple(self.tokenizer.encode(part, add_special_tokens=False).ids)
+    def _learn(self, part, word=False):
+        e = self.tokenizer.encode(part, add_special_tokens=False)
+        if word and any(e.word_ids): raise LookupError(part)   # several words
+        ids = np.array(e.ids, np.int32).tobytes()
         if len(self) >= self.most: self.clear()
         if len(part) <= 40: self[part] = ids
         return ids
@@ -153,9 +153,22 @@ class Words(dict):
                 if not plain: ids.append(self.get(part) or self._learn(part)); continue
                 words = self.findall(part)
                 if sum(map(len, words)) != len(part): return None
-                ids += map(self.__getitem__, words)
+                ids.append(b''.join(map(self.__getitem__, words)))
         except LookupError: return None
-        return np.fromiter(chain.from_iterable(ids), np.int32)
+        return np.frombuffer(b''.join(ids), np.int32)
+
+# %% ../../nbs/10_capture.tokens.ipynb #f4a6cfdf
+class Spelled(dict):
+    "id -> its bytes, by a byte-level `tokenizer`. Missing ids have none."
+    def __init__(self, tokenizer):
+        super().__init__(); self.token = tokenizer.id_to_token
+        self.byte = {chr(b): b for b in (*range(33, 127), *range(161, 173), *range(174, 256))}   # these bytes are their own letters, the others are counted from 256
+        self.byte |= {chr(256 + i): b for i, b in enumerate(b for b in range(256) if chr(b) not in self.byte)}
+    def __missing__(self, i):
+        t = self.token(i) or ''
+        self[i] = b = bytes(map(self.byte.__getitem__, t)) if self.byte.keys() >= set(t) else t.encode()
+        return b
+    def decode(self, ids: list[int]) -> str: return b''.join(map(self.__getitem__, ids)).decode('utf-8', 'replace')
 
 # %% ../../nbs/10_capture.tokens.ipynb #7d1cb623
 def is_control(t: dict) -> bool:
@@ -174,6 +187,7 @@ class HFTokenizer:
         self._true = {self._plain.token_to_id(t['content']): t['id'] for t in words}  # without control tokens the words moved up
         self._own = {i: j for j, i in self._true.items()}
         self._words, self.encode = None if words else Words.of(self._plain, spec), Remembered(self._encode)
+        self._decode = Spelled(self._plain).decode if (spec.get('decoder') or {}).get('type') == 'ByteLevel' else lambda ids: self._plain.decode(ids, skip_special_tokens=False)
         if bad := [s for s, i in self.special.items() if i in self.encode(s)]:
             raise InputError(f'this tokenizer turns the plain text {bad[0]!r} into the special token of that name')
     def _encode(self, text):
@@ -183,7 +197,7 @@ class HFTokenizer:
         return np.array([self._true.get(i, i) for i in ids] if self._true else ids, np.int32)
     def decode(self, ids):
         ids = np.asarray(ids).tolist()
-        return self._plain.decode([self._own.get(i, i) for i in ids] if self._own else ids, skip_special_tokens=False)
+        return self._decode([self._own.get(i, i) for i in ids] if self._own else ids)
 
 # %% ../../nbs/10_capture.tokens.ipynb #37833222
 class Codec:

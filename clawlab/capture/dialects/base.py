@@ -79,12 +79,13 @@ class Kept(dict):
     "A part of a request that outlives it: its text is legal, and `memo` holds what was made of it."
     def __init__(self, d, memo: dict | None = None): super().__init__(d); self.memo = {} if memo is None else memo
 
-def checked(body) -> dict:
+def checked(body, plain=False # known to come from JSON without \\u escapes
+           ) -> dict:
     "The body as an object of legal text."
     if isinstance(body, Kept): return body
     if not isinstance(body, dict): raise InputError('body: expected an object')
     if not shallow(body, 250): raise InputError('body: nested too deeply')
-    try: json.dumps(body, ensure_ascii=False).encode()
+    try: plain or json.dumps(body, ensure_ascii=False).encode()
     except UnicodeEncodeError: return tidy(body)
     return body
 
