@@ -1661,6 +1661,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'clawlab.study.run.execute': ('study.run.html#execute', 'clawlab/study/run.py'),
                                    'clawlab.study.run.files_digest': ('study.run.html#files_digest', 'clawlab/study/run.py'),
                                    'clawlab.study.run.fingerprint': ('study.run.html#fingerprint', 'clawlab/study/run.py'),
+                                   'clawlab.study.run.harness_folders': ('study.run.html#harness_folders', 'clawlab/study/run.py'),
                                    'clawlab.study.run.parameters': ('study.run.html#parameters', 'clawlab/study/run.py'),
                                    'clawlab.study.run.run_dir': ('study.run.html#run_dir', 'clawlab/study/run.py'),
                                    'clawlab.study.run.run_study': ('study.run.html#run_study', 'clawlab/study/run.py'),
