@@ -154,6 +154,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                   'clawlab/capture/dialects/anthropic.py'),
                                                     'clawlab.capture.dialects.anthropic._user': ( 'capture.dialects.anthropic.html#_user',
                                                                                                   'clawlab/capture/dialects/anthropic.py'),
+                                                    'clawlab.capture.dialects.anthropic.billing': ( 'capture.dialects.anthropic.html#billing',
+                                                                                                    'clawlab/capture/dialects/anthropic.py'),
                                                     'clawlab.capture.dialects.anthropic.block_text': ( 'capture.dialects.anthropic.html#block_text',
                                                                                                        'clawlab/capture/dialects/anthropic.py'),
                                                     'clawlab.capture.dialects.anthropic.blocks': ( 'capture.dialects.anthropic.html#blocks',

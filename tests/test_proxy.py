@@ -120,6 +120,18 @@ async def test_P1_volatile_nonce_in_the_system_prompt(tmp_path):
         one, two = lab.calls
         assert two.anchor_id == one.call_id and 'billing-header: quoted' in T.decode(one.prompt_ids) and b'cc_version=2.1.abc' in lab.store.body(one.call_id)
 
+async def test_a_subagent_that_only_the_billing_line_tells_of(tmp_path):
+    "The line never reaches the model, what it says reaches the roles, and a user who quotes it is no subagent."
+    line = 'x-anthropic-billing-header: cc_version=2.1.332.%s; cc_entrypoint=sdk-cli;'
+    system = lambda x, says='': [dict(type='text', text=line % x + says), dict(type='text', text='You act. '*20)]
+    async with Lab(tmp_path, ScriptEngine(['a']*4)) as lab:
+        await lab.ask(ANTH, user('x ' + line % 'abc' + ' cc_is_subagent=true;'), system=system('abc'))
+        await lab.ask(ANTH, user('Find.'), system=system('def', ' cc_is_subagent=true;'))
+        await lab.ask(ANTH, user('Look.'), system=line % 'ghi' + ' cc_is_subagent=true;\n' + 'You act. '*20)
+        await lab.ask(ANTH, user('Go on.'), system=line % 'jkl' + '\n' + 'You act. '*20 + 'cc_is_subagent=true;')
+        assert [c.role for c in lab.calls] == [c.role for c in await lab.proxy.close_session(lab.s.session_id)] == ['main', 'subagent', 'subagent', 'main']
+        assert all('cc_version' not in T.decode(c.prompt_ids) for c in lab.calls[1:])
+
 async def test_P2_ids_come_from_the_engine(tmp_path):
     ids = [*T.encode('<tool_call>{"na', special=True), 255, 254, T.eos_ids[0]]
     async with Lab(tmp_path, ScriptEngine([dict(ids=[int(i) for i in ids], logprobs=[-.25]*len(ids))])) as lab:

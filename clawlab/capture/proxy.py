@@ -232,7 +232,7 @@ def prepare(self, s: Session, d, raw: bytes, headers) -> Job:
     try: req = d.parse_request(s.reader(d.NAME, HISTORY[d.NAME]).read(raw), headers)
     except InputError as e: raise Refused(400, 'invalid', str(e)) from None
     if req.previous: req = self._continued(s, req)
-    kept = public_headers(headers)
+    kept = public_headers(headers) | req.told
     m = s.lineage.match(req.messages, req.tools)
     ids, drift = s.lineage.prompt(req.messages, req.tools, m)
     return Job(req, raw, kept, m, ids, drift, strange(s.expect, req, kept))
