@@ -939,6 +939,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                              'clawlab.cli._measured': ('cli.html#_measured', 'clawlab/cli.py'),
                              'clawlab.cli._proxy': ('cli.html#_proxy', 'clawlab/cli.py'),
                              'clawlab.cli._rollout': ('cli.html#_rollout', 'clawlab/cli.py'),
+                             'clawlab.cli.admin_socket': ('cli.html#admin_socket', 'clawlab/cli.py'),
                              'clawlab.cli.bench_install': ('cli.html#bench_install', 'clawlab/cli.py'),
                              'clawlab.cli.bench_proxy_': ('cli.html#bench_proxy_', 'clawlab/cli.py'),
                              'clawlab.cli.bench_store': ('cli.html#bench_store', 'clawlab/cli.py'),
