@@ -404,6 +404,64 @@ async def test_budgets(tmp_path, path):
             async with http.post(f'http://127.0.0.1:{proxy.port}{path}', json=wire(path), headers={'x-api-key': lab.s.api_key}) as r: assert r.status == 400
         store.close()
 
+class Counting(Held):
+    "Each call has its own `go`, and then as many tokens as it may, or `most`."
+    def __init__(self, most=10**9): super().__init__(); self.most_ids, self.at_work = most, []
+    async def generate(self, ids, sampling, context):
+        self.running += 1; self.seen.append((ids, sampling, context)); self.at_work.append(go := asyncio.Event())
+        try: await go.wait()
+        finally: self.running -= 1
+        n = min(sampling.max_tokens, self.most_ids)
+        return Generation([97]*n, [-.5]*n, [0]*n, 'length')
+
+@ALL
+async def test_budgets_of_calls_at_the_same_time(tmp_path, path):
+    "The first of two may use all that is left; the second gets what the first gives back, and no more."
+    eng, limit = Counting(6), lambda: [x[1].max_tokens for x in eng.seen]
+    async with Lab(tmp_path, eng, dict(max_output_tokens=10), sampling=Sampling(max_tokens=8)) as lab:
+        async def one(i):
+            async with lab.post(path, **wire(path, str(i))) as r: return r.status
+        ask = [asyncio.create_task(one(i)) for i in range(4)]
+        await until(lambda: len(eng.at_work) == 2 and lab.proxy.metrics()['generating'] == 4)
+        assert limit() == [8, 2]             # the other two wait: all that is left is promised
+        eng.at_work[0].set(); await until(lambda: len(eng.at_work) == 3)
+        assert limit() == [8, 2, 2]          # of 8 it used 6
+        eng.at_work[1].set(); eng.at_work[2].set()
+        assert sorted([await t for t in ask]) == [200, 200, 200, 400] and sum(len(c.output_ids) for c in lab.calls) == 10
+        assert lab.s.promised == 0 and lab.s.stats.truncated and lab.s.stats.clamped == 2
+
+async def test_a_failed_call_gives_its_part_of_the_budget_back(tmp_path):
+    eng = Counting()
+    async with Lab(tmp_path, eng, dict(max_output_tokens=10), sampling=Sampling(max_tokens=10)) as lab:
+        gone, waits = (asyncio.create_task(lab.ask(CHAT, user(x))) for x in 'ab')
+        await until(lambda: len(eng.at_work) == 1 and lab.proxy.metrics()['generating'] == 2)
+        gone.cancel()
+        await until(lambda: len(eng.at_work) == 2)
+        eng.at_work[1].set()
+        assert (await waits)[0] == 200 and lab.s.promised == 0 and [len(c.output_ids) for c in lab.calls] == [0, 10]
+
+@ALL
+@pytest.mark.parametrize('hold', [10, 0])
+async def test_seconds_that_are_over_when_the_turn_comes(tmp_path, path, hold):
+    "A call that waited too long is refused, and the engine never hears of it; with the headers out the connection breaks, and the retry is refused."
+    eng = Held(); eng.go.set()
+    async with Lab(tmp_path, eng, dict(max_seconds=1000), hold_s=hold) as lab:
+        await lab.proxy.pause()
+        begun = asyncio.Event()
+        async def ask():
+            async with lab.post(path, **wire(path), stream=not hold) as r:
+                begun.set(); return r.status, await r.text()
+        task = asyncio.create_task(ask())
+        await until(lambda: lab.proxy.metrics()['waiting'] == 1)
+        if not hold: await begun.wait()
+        lab.s.opened -= 2000
+        await lab.proxy.resume()
+        if hold: status, body = await task; assert status == 400 and '1000 seconds' in body and error_of(path, json.loads(body))
+        else:
+            with pytest.raises(aiohttp.ClientError): await task
+        async with lab.post(path, **wire(path)) as r: assert r.status == 400
+        assert not eng.seen and not lab.calls and lab.s.stats.truncated and lab.proxy.metrics()['generating'] == 0
+
 @ALL
 async def test_engine_failure_after_the_headers(tmp_path, path):
     "`cut` breaks the connection; `event` says so first. Neither ends cleanly, and nothing follows."
