@@ -4,7 +4,7 @@
 
 # %% ../nbs/90_cli.ipynb #35dfa4b9
 from __future__ import annotations
-import asyncio, contextlib, errno, gc, json, os, signal, sys
+import asyncio, contextlib, errno, gc, hashlib, json, os, signal, sys
 from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -13,9 +13,9 @@ from .records import ClawlabError, InputError, home, repo_root, setting
 
 # %% auto #0
 __all__ = ['app', 'tasks_app', 'harness_app', 'sandbox_app', 'bench_app', 'store_app', 'say', 'emit', 'pairs', 'one_line', 'main',
-           'study', 'table', 'make_engine', 'rollout', 'laboratory', 'proxy', 'tree', 'store_verify', 'store_gc',
-           'tasks_check', 'known_harnesses', 'harness_list', 'harness_install', 'harness_check', 'bench_install',
-           'bench_proxy_', 'bench_store', 'sandbox_sweep', 'doctor']
+           'study', 'table', 'make_engine', 'rollout', 'laboratory', 'admin_socket', 'proxy', 'tree', 'store_verify',
+           'store_gc', 'tasks_check', 'known_harnesses', 'harness_list', 'harness_install', 'harness_check',
+           'bench_install', 'bench_proxy_', 'bench_store', 'sandbox_sweep', 'doctor']
 
 # %% ../nbs/90_cli.ipynb #8402dd63
 def say(*parts):
@@ -120,7 +120,7 @@ def make_engine(spec: str, tasks: dict | None = None, wrong: float = 0.):
 def rollout(tasks: Annotated[str, typer.Option(help='A task suite: a folder, or a name in experiments/tasks')],
             harness: Annotated[str, typer.Option(help='One harness, or several with commas')],
             engine: Annotated[str, typer.Option(help='torch:DIR | vllm:URL[@DIR] | script:FILE | oracle | replay:STORE[#ROLLOUT][@DIR]')],
-            store: Annotated[str, typer.Option(help='sqlite:///FILE or FILE')],
+            store: Annotated[str, typer.Option(help='sqlite:///FILE, FILE or postgresql://USER:PASSWORD@HOST/DATABASE')],
             n: Annotated[int, typer.Option(min=1, help='Number of tasks')] = 1,
             samples: Annotated[int, typer.Option(min=1, help='Rollouts per task and harness')] = 1,
             split: Annotated[str, typer.Option(help='train | validation | test')] = 'test',
@@ -141,7 +141,7 @@ async def _rollout(suite, harnesses, engine, store, n, samples, split, backend, 
         jobs = [Job(t, h, k, f'{group}/{h}/{t.task_id}', eng.name, split, seed) for t in chosen for h in harnesses for k in range(samples)]
         rs = await run_rollouts(jobs, proxy=proxy, store=st, backend=backend, concurrency=concurrency)
     by = {h: cell([r for r in rs if r.harness == h], n_boot=2000) for h in harnesses}
-    return dict(store=store, rollouts=[dict(rollout=r.rollout_id, task=r.task_id, harness=r.harness, outcome=r.outcome, reward=r.reward, calls=len(r.calls)) for r in rs], cells=by)
+    return dict(store=st.path, rollouts=[dict(rollout=r.rollout_id, task=r.task_id, harness=r.harness, outcome=r.outcome, reward=r.reward, calls=len(r.calls)) for r in rs], cells=by)
 
 # %% ../nbs/90_cli.ipynb #88b3e0d0
 @contextlib.asynccontextmanager
@@ -162,20 +162,26 @@ async def laboratory(engine, store: str, host: str = '127.0.0.1', port: int = 0,
     finally: await engine.close(); st.close()
 
 # %% ../nbs/90_cli.ipynb #8b38ca35
+def admin_socket(store: str) -> str:
+    "Where the admin interface of a store's proxy listens: beside the file, or for a server's database in `lab.home`, out of every sandbox's sight."
+    from clawlab.capture.database import shown
+    if '://' not in (path := store.removeprefix('sqlite:///')): return path + '.sock'
+    return str(home()/f'{hashlib.sha256(shown(store).encode()).hexdigest()[:16]}.sock')
+
 @app.command()
 def proxy(engine: Annotated[str, typer.Option(help='torch:DIR | vllm:URL[@DIR] | script:FILE | oracle | replay:STORE[#ROLLOUT][@DIR]')],
-          store: Annotated[str, typer.Option(help='sqlite:///FILE or FILE')],
+          store: Annotated[str, typer.Option(help='sqlite:///FILE, FILE or postgresql://USER:PASSWORD@HOST/DATABASE')],
           port: Annotated[int, typer.Option(min=0, max=65535, help='0 picks one')] = 0, host: Annotated[str, typer.Option()] = '127.0.0.1',
           tasks: Annotated[Optional[str], typer.Option(help='Task suite, for the oracle')] = None,
           task: Annotated[str, typer.Option(help='Task of the open session, for the oracle')] = '',
-          admin: Annotated[Optional[Path], typer.Option(help='Unix socket of the admin interface; default: the store with .sock')] = None,
+          admin: Annotated[Optional[Path], typer.Option(help='Unix socket of the admin interface; default: the store with .sock, or one in lab.home named after the database')] = None,
           admin_port: Annotated[Optional[int], typer.Option(min=0, max=65535, help='A port for it instead; needs --token-file')] = None,
           token_file: Annotated[Optional[Path], typer.Option(help='Bearer token of the admin port')] = None,
           open_: Annotated[bool, typer.Option('--open', help='Serve one session without a key')] = False,
           log: Annotated[str, typer.Option(help='A JSON line per request into this file; -: standard error')] = '',
           max_tokens: Annotated[int, typer.Option()] = 1024, temperature: Annotated[float, typer.Option()] = 1.0):
     "Serve the capturing proxy until interrupted."
-    where = str(admin_port) if admin_port is not None else str(admin) if admin else '' if open_ else store.removeprefix('sqlite:///') + '.sock'
+    where = str(admin_port) if admin_port is not None else str(admin) if admin else '' if open_ else admin_socket(store)
     if token_file and not token_file.is_file(): raise InputError(f'no token file {token_file}')
     import uvloop
     uvloop.run(_proxy(engine, store, port, host, tasks, task, open_, max_tokens, temperature, where, str(token_file or ''), log))
@@ -189,7 +195,7 @@ async def _proxy(engine, store, port, host, suite, task, open_, max_tokens, temp
     tasks = load_suite(suite) if suite else None
     if task and task not in (tasks or {}): raise InputError(f'no task {task!r} in the suite {suite}' if suite else 'a task needs the suite it is from: name one with --tasks')
     async with laboratory(make_engine(engine, tasks), store, host, port, sampling=Sampling(temperature=temperature, max_tokens=max_tokens), log_file=log) as (p, st):
-        out, door = dict(url=f'http://{host}:{p.port}', store=store, admin=admin or None), await start_admin(p, admin, token_file) if admin else None
+        out, door = dict(url=f'http://{host}:{p.port}', store=st.path, admin=admin or None), await start_admin(p, admin, token_file) if admin else None
         if open_:
             s = await p.open_session(Rollout(f'open-{int(time.time())}-{secrets.token_hex(3)}', task, 'open', split='open'), keyless=True)
             out.update(session=s.session_id, base_url=f'http://{host}:{p.port}{s.base_path}', rollout=s.rollout_id)
@@ -202,15 +208,13 @@ async def _proxy(engine, store, port, host, suite, task, open_, max_tokens, temp
 
 # %% ../nbs/90_cli.ipynb #3b375243
 @app.command()
-def tree(store: Annotated[str, typer.Option(help='sqlite:///FILE or FILE')],
+def tree(store: Annotated[str, typer.Option(help='sqlite:///FILE, FILE or postgresql://USER:PASSWORD@HOST/DATABASE')],
          rollout: Annotated[Optional[str], typer.Option(help='One rollout; default: all')] = None,
          html: Annotated[Optional[Path], typer.Option(help='Write the prefix trees as a page')] = None):
     "Prefix trees of captured rollouts: counts, or a page to look at."
     from clawlab.capture.store import Store
     from clawlab.learn.tree import build_tree
-    path = Path(store.removeprefix('sqlite:///'))
-    if not path.is_file(): raise InputError(f'no store at {path}')
-    with Store.open(store) as st: rs = [st.rollout(rollout)] if rollout else st.rollouts(with_calls=True)
+    with Store.open(store, create=False) as st: path, rs = st.path, [st.rollout(rollout)] if rollout else st.rollouts(with_calls=True)
     if not rs: raise InputError(f'the store {path} has no rollouts')
     trees = [(r, build_tree(r.calls)) for r in rs]
     page = lambda: ''.join(f'<h3>{escape(f"{r.rollout_id} · {r.task_id} · {r.harness}")}</h3>{t._repr_html_()}' for r, t in trees)
@@ -219,7 +223,7 @@ def tree(store: Annotated[str, typer.Option(help='sqlite:///FILE or FILE')],
     except OSError as e: raise InputError(f'cannot write to {html}: {e.strerror}') from None
     keys = ('calls', 'flat_tokens', 'tokens', 'lineage_leaves', 'token_leaves', 'sampled', 'shared', 'trained', 'drift')
     exact = all((a == c.prompt_ids).all() and (b == c.output_ids).all() for _, t in trees for c, (a, b) in zip(t.calls, t.expand()))
-    emit(dict(store=store, rollouts=len(rs), **{k: sum(t.stats[k] for _, t in trees) for k in keys}, expand_exact=exact, html=str(html) if html else None,
+    emit(dict(store=path, rollouts=len(rs), **{k: sum(t.stats[k] for _, t in trees) for k in keys}, expand_exact=exact, html=str(html) if html else None,
               trees=[dict(rollout=r.rollout_id, outcome=r.outcome, reward=r.reward, **t.stats) for r, t in trees] if rollout else None))
 
 # %% ../nbs/90_cli.ipynb #50d20cfc

@@ -84,9 +84,10 @@ class Call:
     messages: tuple[Message, ...] = ()  # canonical request
     tools: tuple[dict, ...] = ()        # canonical tool definitions: name, description, parameters
     response: Message | None = None     # canonical reply
-    kept_mass: np.ndarray | None = None # float32[O], with top-p/top-k: probability mass kept
+    kept_mass: np.ndarray | None = None # float32[O], with top-p/top-k: probability mass kept, if `logprobs` are of the uncut distribution: minus its log they are of the cut one
     routed_experts: Any = None
-    media: tuple = ()                   # ((offset, length, sha256), ...) of the prompt; offset -1, length 0: not located
+    media: tuple = ()                   # ((offset, length, sha256), ...) of images, sounds and files in the prompt. Every engine so far is a text model and read a
+                                        # placeholder: offset -1, length 0. Training refuses a rollout with such a call
     drift: int = 0                      # messages whose replayed text differed from the recorded tokens
     quarantine: str = ''                # why the call isn't the harness's own; empty = it is
     dialect: str = ''

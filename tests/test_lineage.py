@@ -576,18 +576,18 @@ def test_random_interleaving_gives_the_tree_it_came_from(data):
     pick = lambda xs: data.draw(st.sampled_from(xs))
     k, want, state = Talk(), {}, {}          # want: call -> parent; state: call -> (request, tools)
     starts = [((Message('system', f'You are {a}.'), Message('user', a)), tools) for a, tools in (('main', SH), ('sub', GREP), ('twin', GREP))]
-    def one(h, tools, parent, delivered):
+    def one(h, tools, parent, delivered, again=False):
         i = len(want)
-        c = k.say(h, pick(['ok', f'reply {i}', tool('same'), tool(str(i)), f'<think>{i}</think>\nyes' + tool('same')]), tools, delivered=(delivered,)*3)
+        c = k.say(h, pick([*['ok']*(not again), f'reply {i}', tool('same'), tool(str(i)), f'<think>{i}</think>\nyes' + tool('same')]), tools, delivered=(delivered,)*3)
         want[c.call_id], state[c.call_id] = parent, (h, tools)
         return c
     open_ = [one(*s, None, 'yes') for s in starts]
     for i in range(data.draw(st.integers(1, 14))):
         c = pick(open_); h, tools = state[c.call_id]
         kind = pick(['go on', 'go on', 'go on', 'retry', 'fork'])
-        if kind == 'retry':                  # the same request again: its reply is the one that goes on, and the text tells them apart
+        if kind == 'retry':                  # the same request again: its reply is the one that goes on, and its text or its ids tell it from the first
             k.lin.set_delivered(c.call_id, ('no',)*3)
-            open_.append(one(h, tools, want[c.call_id], 'yes')); open_.remove(c)
+            open_.append(one(h, tools, want[c.call_id], 'yes', again=True)); open_.remove(c)
         else:
             nxt = tuple(Message('tool', f'r{i}', tool_call_id=t.id) for t in c.response.tool_calls) or (Message('user', f'u{i}'),)
             r = replace(c.response, reasoning=pick([None, c.response.reasoning]), content=pick([c.response.content, f' {c.response.content}\n']))

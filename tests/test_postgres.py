@@ -1,5 +1,5 @@
 """The same store in PostgreSQL: the tests of SQLite's, on a real server, and what only a server can do wrong."""
-import glob, os, pwd, shutil, subprocess, tempfile
+import glob, json, os, pwd, shutil, socket, subprocess, sys, tempfile, urllib.request
 import pytest
 from clawlab.capture.store import Store
 from clawlab.records import InputError, Rollout
@@ -86,3 +86,24 @@ def test_four_processes_open_and_write_one_store(url):
 def test_a_rollout_is_replaced_in_place(store):
     for r in (.25, .75): store.put_rollout(Rollout('r', 't', 'h', outcome='ok', reward=r, meta={'stderr': 'a\ud800\0b'}))
     assert store.rollout('r').reward == .75 and store.rollout('r').meta['stderr'] == 'a\ud800\0b' and len(store.rollouts()) == 1
+
+def test_the_command_line_takes_a_url_wherever_it_takes_a_file(url, tmp_path, monkeypatch, capfd):
+    "Proxy with its admin interface, tree, verify; and the password is in nothing that is printed."
+    from clawlab.cli import main
+    monkeypatch.setenv('CLAWLAB_LAB_HOME', str(tmp_path)); monkeypatch.setenv('PYTHONPATH', str(ROOT))
+    (tmp_path/'s.jsonl').write_text('{"text": "Hello."}\n')
+    p = subprocess.Popen([sys.executable, '-m', 'clawlab.cli', 'proxy', '--engine', f'script:{tmp_path}/s.jsonl', '--store', url], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        d = json.loads(line := p.stdout.readline())
+        with socket.socket(socket.AF_UNIX) as s:
+            s.connect(d['admin']); s.sendall(b'POST /sessions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n')
+            one = json.loads(b''.join(iter(lambda: s.recv(65536), b'')).split(b'\r\n\r\n', 1)[1])
+        ask = urllib.request.Request(one['base_url'] + '/v1/chat/completions', b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}', {'Authorization': 'Bearer ' + one['api_key']})
+        with urllib.request.urlopen(ask) as r: assert r.status == 200
+        p.terminate(); err = p.communicate(timeout=30)[1]
+    finally: p.kill(); p.wait()
+    assert p.returncode == 0 and os.path.dirname(d['admin']) == str(tmp_path) and 'secret' not in line + err
+    for args in (('tree', '--store', url), ('tree', '--store', url, '--rollout', one['rollout_id']), ('store', 'verify', url)): assert main(list(args)) == 0, args
+    out, err = capfd.readouterr(); trees = [json.loads(x) for x in out.splitlines()]
+    assert trees[0]['rollouts'] == trees[1]['rollouts'] == 1 and trees[0]['calls'] == 1 and 'secret' not in out + err
+    assert main(['tree', '--store', url, '--rollout', 'none']) == 2 and main(['tree', '--store', url.replace('/x', '/y')]) == 2 and 'secret' not in ''.join(capfd.readouterr())

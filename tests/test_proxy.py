@@ -120,6 +120,18 @@ async def test_P1_volatile_nonce_in_the_system_prompt(tmp_path):
         one, two = lab.calls
         assert two.anchor_id == one.call_id and 'billing-header: quoted' in T.decode(one.prompt_ids) and b'cc_version=2.1.abc' in lab.store.body(one.call_id)
 
+async def test_a_subagent_that_only_the_billing_line_tells_of(tmp_path):
+    "The line never reaches the model, what it says reaches the roles, and a user who quotes it is no subagent."
+    line = 'x-anthropic-billing-header: cc_version=2.1.332.%s; cc_entrypoint=sdk-cli;'
+    system = lambda x, says='': [dict(type='text', text=line % x + says), dict(type='text', text='You act. '*20)]
+    async with Lab(tmp_path, ScriptEngine(['a']*4)) as lab:
+        await lab.ask(ANTH, user('x ' + line % 'abc' + ' cc_is_subagent=true;'), system=system('abc'))
+        await lab.ask(ANTH, user('Find.'), system=system('def', ' cc_is_subagent=true;'))
+        await lab.ask(ANTH, user('Look.'), system=line % 'ghi' + ' cc_is_subagent=true;\n' + 'You act. '*20)
+        await lab.ask(ANTH, user('Go on.'), system=line % 'jkl' + '\n' + 'You act. '*20 + 'cc_is_subagent=true;')
+        assert [c.role for c in lab.calls] == [c.role for c in await lab.proxy.close_session(lab.s.session_id)] == ['main', 'subagent', 'subagent', 'main']
+        assert all('cc_version' not in T.decode(c.prompt_ids) for c in lab.calls[1:])
+
 async def test_P2_ids_come_from_the_engine(tmp_path):
     ids = [*T.encode('<tool_call>{"na', special=True), 255, 254, T.eos_ids[0]]
     async with Lab(tmp_path, ScriptEngine([dict(ids=[int(i) for i in ids], logprobs=[-.25]*len(ids))])) as lab:
@@ -391,6 +403,64 @@ async def test_budgets(tmp_path, path):
         async with Proxy(ScriptEngine(['word']*4), store) as proxy, aiohttp.ClientSession() as http:
             async with http.post(f'http://127.0.0.1:{proxy.port}{path}', json=wire(path), headers={'x-api-key': lab.s.api_key}) as r: assert r.status == 400
         store.close()
+
+class Counting(Held):
+    "Each call has its own `go`, and then as many tokens as it may, or `most`."
+    def __init__(self, most=10**9): super().__init__(); self.most_ids, self.at_work = most, []
+    async def generate(self, ids, sampling, context):
+        self.running += 1; self.seen.append((ids, sampling, context)); self.at_work.append(go := asyncio.Event())
+        try: await go.wait()
+        finally: self.running -= 1
+        n = min(sampling.max_tokens, self.most_ids)
+        return Generation([97]*n, [-.5]*n, [0]*n, 'length')
+
+@ALL
+async def test_budgets_of_calls_at_the_same_time(tmp_path, path):
+    "The first of two may use all that is left; the second gets what the first gives back, and no more."
+    eng, limit = Counting(6), lambda: [x[1].max_tokens for x in eng.seen]
+    async with Lab(tmp_path, eng, dict(max_output_tokens=10), sampling=Sampling(max_tokens=8)) as lab:
+        async def one(i):
+            async with lab.post(path, **wire(path, str(i))) as r: return r.status
+        ask = [asyncio.create_task(one(i)) for i in range(4)]
+        await until(lambda: len(eng.at_work) == 2 and lab.proxy.metrics()['generating'] == 4)
+        assert limit() == [8, 2]             # the other two wait: all that is left is promised
+        eng.at_work[0].set(); await until(lambda: len(eng.at_work) == 3)
+        assert limit() == [8, 2, 2]          # of 8 it used 6
+        eng.at_work[1].set(); eng.at_work[2].set()
+        assert sorted([await t for t in ask]) == [200, 200, 200, 400] and sum(len(c.output_ids) for c in lab.calls) == 10
+        assert lab.s.promised == 0 and lab.s.stats.truncated and lab.s.stats.clamped == 2
+
+async def test_a_failed_call_gives_its_part_of_the_budget_back(tmp_path):
+    eng = Counting()
+    async with Lab(tmp_path, eng, dict(max_output_tokens=10), sampling=Sampling(max_tokens=10)) as lab:
+        gone, waits = (asyncio.create_task(lab.ask(CHAT, user(x))) for x in 'ab')
+        await until(lambda: len(eng.at_work) == 1 and lab.proxy.metrics()['generating'] == 2)
+        gone.cancel()
+        await until(lambda: len(eng.at_work) == 2)
+        eng.at_work[1].set()
+        assert (await waits)[0] == 200 and lab.s.promised == 0 and [len(c.output_ids) for c in lab.calls] == [0, 10]
+
+@ALL
+@pytest.mark.parametrize('hold', [10, 0])
+async def test_seconds_that_are_over_when_the_turn_comes(tmp_path, path, hold):
+    "A call that waited too long is refused, and the engine never hears of it; with the headers out the connection breaks, and the retry is refused."
+    eng = Held(); eng.go.set()
+    async with Lab(tmp_path, eng, dict(max_seconds=1000), hold_s=hold) as lab:
+        await lab.proxy.pause()
+        begun = asyncio.Event()
+        async def ask():
+            async with lab.post(path, **wire(path), stream=not hold) as r:
+                begun.set(); return r.status, await r.text()
+        task = asyncio.create_task(ask())
+        await until(lambda: lab.proxy.metrics()['waiting'] == 1)
+        if not hold: await begun.wait()
+        lab.s.opened -= 2000
+        await lab.proxy.resume()
+        if hold: status, body = await task; assert status == 400 and '1000 seconds' in body and error_of(path, json.loads(body))
+        else:
+            with pytest.raises(aiohttp.ClientError): await task
+        async with lab.post(path, **wire(path)) as r: assert r.status == 400
+        assert not eng.seen and not lab.calls and lab.s.stats.truncated and lab.proxy.metrics()['generating'] == 0
 
 @ALL
 async def test_engine_failure_after_the_headers(tmp_path, path):

@@ -3,7 +3,7 @@ import asyncio, os, signal
 from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace as NS
-import pytest
+import aiohttp, pytest
 from clawlab.records import Call, InputError, SandboxError
 from clawlab.launch import rollouts
 from clawlab.launch.grading import Score
@@ -36,6 +36,7 @@ class FakeProxy:
         r = self.open.pop(session_id)
         self.store.kept[r.rollout_id] = cs = self.calls(r)
         return cs
+    async def list_sessions(self, rollout_id): return [dict(session=s) for s, r in self.open.items() if r.rollout_id == rollout_id]
 
 class FakeBox:
     live, most, url, left_out = 0, 0, 'http://box', ()
@@ -308,6 +309,22 @@ async def test_an_interrupt_leaves_no_sandbox(bench, tmp_path):
     assert not inside(LEFT) and sorted(str(r.outcome) for r in store.rollouts(group='g')) == ['None', 'ok']
     rs, _ = await bench(jobs, ScriptEngine([sh(STEP), 'done']), 'bwrap', store=store)
     assert [(r.outcome, r.attempt) for r in rs] == [('ok', 0), ('ok', 1), ('ok', 0)]
+    store.close()
+
+async def test_the_key_of_an_interrupted_attempt_opens_nothing_after_a_resume(bench, tmp_path):
+    "A harness that outlived its launcher (`kill -9` leaves the session in the store) must not write into a record that is closed."
+    store, job = Store.open(str(tmp_path/'calls.db')), copy_job()
+    async with Proxy(ScriptEngine([]), store) as dead: s = await dead.open_session(rollouts.rollout_of(job, 0))
+    engine = Held([sh(STEP), 'done'], at=1)
+    async with Proxy(engine, store) as proxy, aiohttp.ClientSession() as http:
+        async def status():
+            async with http.post(f'http://127.0.0.1:{proxy.port}{s.base_path}/v1/chat/completions', json={}, headers={'x-api-key': s.api_key}) as r: return r.status
+        assert await status() == 400   # before: the key is good, the request isn't
+        run = asyncio.create_task(run_rollouts([job], proxy=proxy, store=store, backend='process', limits=LIMITS, progress=False))
+        await asyncio.wait_for(engine.here.wait(), 20)
+        assert await status() == 401
+        engine.go.set(); r, = await run
+    assert (r.attempt, r.outcome, store.rollout(s.rollout_id).dropped_reason, store.rollout(s.rollout_id).calls) == (1, 'ok', 'interrupted', ())
     store.close()
 
 # ---- real harnesses --------------------------------------------------------------------------------------------------

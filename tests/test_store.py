@@ -453,6 +453,15 @@ def test_sessions_are_kept(store):
     store.put_session('s1', None, 'r', True)
     assert store.session('s1')['revoked'] and store.session(key_hash='hash') is None and store.session('zz') is None
 
+def test_what_the_proxy_asks_for_is_looked_up_never_searched(store, monkeypatch):
+    "A key, a session, the calls of a rollout, a call: each costs the same in a small store and in a large one."
+    fill(store, 3); store.put_rollout(Rollout('r', 't', 'h', group='g')); store.put_session('s1', 'hash', 'r')
+    asked, read = [], store.read
+    monkeypatch.setattr(store, 'read', lambda sql, *args: asked.append((sql, args)) or read(sql, *args))
+    assert store.session(key_hash='hash') and store.session('s1') and len(store.calls('r')) == 3 and store.rollout('r') and store.body('r.1') and store.rollouts(group='g')
+    plans = [(sql, row['detail']) for sql, args in asked for row in read(f'explain query plan {sql}', *args)]
+    assert len(asked) >= 6 and any('sessions_key' in p for _, p in plans) and [x for x in plans if x[1].startswith('SCAN')] == []
+
 def test_clawlab_store_verify_and_gc(tmp_path, capfd):
     from clawlab.cli import main
     def run(*args):

@@ -226,6 +226,16 @@ def test_second_call_returns_at_once_and_another_configuration_runs(project, tmp
     assert json.loads(Path(a['results']).read_text())['seed'] == 3 and len(list(Path(a['dir']).glob('ran*'))) == 1
     assert (Path(a['dir'])/'notebook.ipynb').exists()
 
+def test_a_harness_that_a_study_does_not_use_does_not_change_its_run(project, tmp_path):
+    def pin(name, version): d = tmp_path/'harnesses'/name; d.mkdir(exist_ok=True); (d/'harness.toml').write_text(version)
+    def ids():
+        fp = lambda name, **p: R.fingerprint(R.study_path(name), 'nano', p)
+        return dict(one=fp('by_parameter', harnesses='react,codex'), less=fp('by_parameter', harnesses='react'), arm=fp('by_parameter', harnesses='', arms='rl:mini-react'), code=fp('by_code'), any=fp('toy'))
+    project("harnesses = 'react,codex'", '1', name='by_parameter'); project('seed = 0', "play(\n'codex')", name='by_code')
+    for h in ('react', 'mini-react', 'codex', 'other'): pin(h, '1')
+    def changed(name): before = ids(); pin(name, '2'); return {k for k, v in ids().items() if v != before[k]}
+    assert [changed(h) for h in ('other', 'react', 'codex', 'mini-react')] == [{'any'}, {'one', 'less', 'any'}, {'one', 'code', 'any'}, {'arm', 'any'}]
+
 def test_an_interrupted_run_goes_on_in_the_same_directory(project):
     project("run_dir = ''", "import json, pathlib\nd = pathlib.Path(run_dir)\nif not (d/'half').exists(): (d/'half').write_text(''); raise RuntimeError('power cut')\n(d/'results.json').write_text('{}')", name='half')
     with pytest.raises(R.StudyError, match='power cut'): R.run_study('half', quiet=True)

@@ -1,11 +1,14 @@
 "The torch engine: exact log-probs in every situation (faults 15-18), batching, prefix reuse, cancellation, weight updates."
 import asyncio
 from types import SimpleNamespace
-import numpy as np, pytest, torch
+import aiohttp, numpy as np, pytest, torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from clawlab.capture.chat import Template
 from clawlab.capture.engines import torch as T
 from clawlab.capture.engines.base import Context, Engine, Sampling
-from clawlab.records import EngineError, InputError
+from clawlab.capture.proxy import Proxy
+from clawlab.capture.store import Store
+from clawlab.records import EngineError, InputError, Rollout
 
 EOS = 1
 SHAPE = dict(vocab_size=80, hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2,
@@ -72,6 +75,38 @@ def test_F15_logprobs_of_the_distribution_sampled():
         want = torch.softmax(logits[0], -1)
         assert sorted(set(toks)) == list(range(n)) and kept[0] == pytest.approx(want[:n].sum().item(), abs=1e-6)
         assert all(l == pytest.approx(want[t].log().item(), abs=1e-6) for t, l in zip(toks, lps)) # of the full distribution
+
+def constant(logits):
+    "A model whose next token has these logits for the bytes a, b, c, ..., whatever came before."
+    m = LlamaForCausalLM(LlamaConfig(**{**SHAPE, 'vocab_size': 258, 'tie_word_embeddings': False, 'max_position_embeddings': 2048}))
+    with torch.no_grad():
+        m.model.embed_tokens.weight.fill_(1.)   # and attention and MLP add nothing, so the head sees ones
+        for l in m.model.layers: l.self_attn.o_proj.weight.zero_(); l.mlp.down_proj.weight.zero_()
+        m.lm_head.weight.fill_(-99/48)
+        for i, x in enumerate(logits): m.lm_head.weight[97+i] = x/48
+    return m.eval()
+
+@pytest.mark.parametrize('hf', [False, True])
+@pytest.mark.parametrize('top_p', [1., .9])
+async def test_P15_recorded_logprobs_are_of_the_tempered_logits_and_kept_mass_is_recorded(tmp_path, monkeypatch, top_p, hf):
+    "Logits 2, 1, 0, -1 at T=0.6: the store has -0.208 for the first, not logprob/T = -0.734; with top-p 0.9 also the mass of the two that were left."
+    if hf: monkeypatch.setattr(T.FusedForward, 'fits', staticmethod(lambda m: False))
+    want = torch.log_softmax(torch.tensor([2., 1, 0, -1]).double()/.6, -1)
+    e, ask = T.TorchEngine(constant([2., 1, 0, -1]), Template.bytes()), dict(model='m', temperature=1.9, top_p=.1, messages=[dict(role='user', content='Go.')])
+    with Store.open(str(tmp_path/'c.db')) as st:
+        async with Proxy(e, st, sampling=Sampling(temperature=.6, top_p=top_p, max_tokens=150)) as p, aiohttp.ClientSession() as http:
+            s = await p.open_session(Rollout('r', '', 'h'))
+            async with http.post(f'http://127.0.0.1:{p.port}{s.base_path}/v1/chat/completions', json=ask, headers={'x-api-key': s.api_key}) as r: assert r.status == 200
+        c, = st.calls('r')
+    await e.close()
+    k, n = c.output_ids - 97, 2 if top_p < 1 else 4
+    assert set(k) == set(range(n)) and np.abs(c.logprobs - want.numpy()[k]).max() < 1e-4 and c.logprobs[k == 0][0] == pytest.approx(-.208, abs=5e-4)
+    assert (c.used['temperature'], c.used['top_p']) == (.6, top_p) and c.requested['top_p'] == .1
+    if top_p == 1: assert c.kept_mass is None
+    else:
+        assert len(c.kept_mass) == len(k) and np.allclose(c.kept_mass, want.exp()[:2].sum(), atol=1e-5)
+        share, sampled = np.bincount(k, minlength=2)/len(k), np.exp(c.logprobs - np.log(c.kept_mass))   # what was sampled from: a distribution over those two
+        assert sampled[k == 0][0] + sampled[k == 1][0] == pytest.approx(1, abs=1e-4) and abs(share[0] - sampled[k == 0][0]) < .1
 
 def test_samples_follow_the_distribution():
     logits, n = torch.tensor([[.3, -1., 2., 0., float('-inf')]]), 20000

@@ -1,10 +1,14 @@
 "Data and trainer: what is kept, what is refused, what a step computes, and that a stopped run goes on as if nothing had happened."
-import asyncio, copy, json
+import asyncio, copy, hashlib, json
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
-import numpy as np, pytest, torch
+import aiohttp, numpy as np, pytest, torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from clawlab.capture.chat import Template
+from clawlab.capture.engines.script import ScriptEngine
+from clawlab.capture.proxy import Proxy
+from clawlab.capture.store import Store
 from clawlab.records import Call, DataError, InputError, Rollout, Task
 from clawlab.learn.tree import build_tree
 from clawlab.learn import train as T
@@ -152,6 +156,24 @@ def test_R15_refuses_replies_of_another_distribution(bad, why):
     with pytest.raises(DataError, match=why) as e: Trainer(model_()).rl_step([rollout('a', 1., (call('a', 0, [1, 2, 3], [4, 5], **bad),)), rollout('b', 0.)])
     assert 'a.0' in str(e.value)
     with pytest.raises(InputError): Trainer(model_(), temperature=0)
+
+async def test_an_image_is_captured_and_training_refuses_it_in_one_line(tmp_path):
+    "What the model read was a placeholder: it must not learn what to say to a picture that it never saw."
+    line = dict(ids=[4, 5], logprobs=[-1., -1.])
+    image = dict(type='image_url', image_url=dict(url='data:image/png;base64,aGk='))
+    with Store.open(tmp_path/'c.db') as st:
+        async with Proxy(ScriptEngine([line]), st) as p, aiohttp.ClientSession() as http:
+            s = await p.open_session(rollout('a', None, ()))
+            ask = dict(model='m', messages=[dict(role='user', content=[dict(type='text', text='What is it?'), image])])
+            async with http.post(f'http://127.0.0.1:{p.port}{s.base_path}/v1/chat/completions', json=ask, headers={'x-api-key': s.api_key}) as r: assert r.status == 200
+            await p.close_session(s.session_id)
+        seen, body = st.rollout('a'), st.body(st.calls('a')[0].call_id)
+    c, = seen.calls
+    assert c.media == ((-1, 0, hashlib.sha256(b'hi').hexdigest()),) and b'aGk=' in body and 'aGk=' not in Template.bytes().decode(c.prompt_ids)
+    seen = replace(seen, outcome='ok', reward=1.)
+    for train in (lambda t: t.rl_step([seen, rollout('b', 0.)]), lambda t: t.sft_step([build_tree(seen.calls)]), lambda t: t.sft_step([e.tree() for e in sft_data([seen]).splits['train']])):
+        with pytest.raises((DataError, InputError), match='media') as e: train(Trainer(model_()))
+        assert '\n' not in str(e.value) and any(x in str(e.value) for x in ('rollout a ', c.call_id))
 
 def test_R15_log_probs_are_of_the_tempered_distribution():
     model = model_(); tr = Trainer(model, temperature=.6)

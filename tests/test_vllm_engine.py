@@ -18,11 +18,12 @@ def answer(ids=IDS, finish='stop', **kw):
 
 class Server:
     "A fake vLLM: `say` is the answer, or a coroutine function of the request."
-    def __init__(self, say=None, card=None): self.say, self.card, self.seen, self.cancelled = say or answer(), card or {}, [], asyncio.Event()
+    def __init__(self, say=None, card=None, info=None): self.say, self.card, self.info, self.seen, self.cancelled = say or answer(), card or {}, info, [], asyncio.Event()
     async def __aenter__(self):
         app = web.Application(client_max_size=1 << 26)
         app.router.add_post(PATH, self.generate)
         app.router.add_get('/v1/models', lambda r: web.json_response({'data': [{'id': 'm', 'max_model_len': 4096, **self.card}]}) if r else None)
+        if self.info is not None: app.router.add_get('/server_info', lambda r: web.json_response(self.info if r.query.get('config_format') == 'json' else {'vllm_config': 'text'}))
         self.runner = web.AppRunner(app, handler_cancellation=True); await self.runner.setup()
         site = web.TCPSite(self.runner, '127.0.0.1', 0); await site.start()
         self.url = f'http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}'
@@ -137,6 +138,15 @@ async def test_the_command_line_spec(tmp_path):
     with pytest.raises(InputError, match='no vLLM server'): await asyncio.to_thread(make_engine, f'vllm:{s.url}')
     for bad in ('vllm:', 'vllm:x', 'vllm:ftp://x'):
         with pytest.raises(InputError, match='http'): make_engine(bad)
+
+@pytest.mark.parametrize('info, want', [(None, 256), ({'vllm_config': {'scheduler_config': {'max_num_seqs': 3}, 'parallel_config': {'data_parallel_size': 2}}}, 6),
+                                        ({'vllm_config': {'scheduler_config': {'max_num_seqs': 3}, 'parallel_config': {}}}, 3), ({'vllm_config': 'x'}, 256), ([], 256)], ids=str)
+async def test_the_proxy_sends_as_many_calls_as_the_server_works_on(tmp_path, info, want):
+    "The rest wait at the proxy, where sessions take turns: in the server's own queue the first to come would be the first served."
+    from clawlab.capture.proxy import Proxy
+    from clawlab.capture.store import Store
+    async with Server(card={'root': str(tokenizer_folder(tmp_path/'tok'))}, info=info) as s: e = await asyncio.to_thread(VLLMEngine.open, s.url)
+    with Store.open(str(tmp_path/'c.db')) as st: assert Proxy(e, st).turnstile.slots == e.max_batch == want
 
 async def test_through_the_proxy_a_dead_engine_is_a_5xx_and_a_live_one_is_captured(tmp_path):
     import aiohttp

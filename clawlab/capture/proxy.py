@@ -13,7 +13,7 @@ from .dialects import responses
 from .engines.base import Context, Generation, Sampling
 from .lineage import Lineage
 from .meter import CallLog, Meter
-from .sessions import Session, call_seed, check_expect, check_options, options, restore, spent, strange
+from .sessions import Session, call_seed, check_expect, check_options, claim, give_back, options, restore, spent, strange
 from .store import Store
 from .turn import COUNT, DIALECTS, EVENTS, HISTORY, JSON, ROUTES, Job, Turn, address, answer, called, dialect_of, models, pieces, room
 from .turnstile import Gate, Turnstile
@@ -189,7 +189,9 @@ async def _handle(self, http, bound):
     sid, path = address(http.path)
     t = Turn(http, dialect_of(path, http.headers))
     try: return await self._answer(t, sid, path, bound)
-    except Refused as e: return self._refuse(t, e)
+    except Refused as e:
+        if t.response is None: return self._refuse(t, e)
+        t.error = e.kind; return t.cut()   # its headers are out: who tries again hears why
     except (asyncio.CancelledError, ConnectionError): t.status, t.error = 499, 'disconnect'; raise
     except Exception as e:  # a fault of ours: it must be seen, and it must not look like an answer
         log.exception('%s', path)
@@ -232,7 +234,7 @@ def prepare(self, s: Session, d, raw: bytes, headers) -> Job:
     try: req = d.parse_request(s.reader(d.NAME, HISTORY[d.NAME]).read(raw), headers)
     except InputError as e: raise Refused(400, 'invalid', str(e)) from None
     if req.previous: req = self._continued(s, req)
-    kept = public_headers(headers)
+    kept = public_headers(headers) | req.told
     m = s.lineage.match(req.messages, req.tools)
     ids, drift = s.lineage.prompt(req.messages, req.tools, m)
     return Job(req, raw, kept, m, ids, drift, strange(s.expect, req, kept))
@@ -247,15 +249,13 @@ def _continued(self, s, req):
 # %% ../../nbs/15_capture.proxy.ipynb #4159b843
 @_patch(Proxy)
 def sampling_for(self, s: Session, job: Job) -> Sampling:
-    "Sampling parameters of a call, clamped to the window and the budget. `Refused` with the vendor's overflow error when nothing useful fits."
+    "Sampling parameters of a call, clamped to the window. `Refused` with the vendor's overflow error when nothing useful fits."
     lab = s.sampling or self.sampling
     asked = min(lab.max_tokens, job.request.max_tokens or lab.max_tokens)
     n = room(len(job.ids), asked, self.engine.max_context, self.min_completion)
     if not n:
         s.stats.overflows += 1
         raise Refused(None, 'overflow', DIALECTS[job.request.dialect].overflow_message(len(job.ids), self.engine.max_context))
-    if s.max_output_tokens is not None: n = min(n, s.max_output_tokens - s.stats.output_tokens)
-    s.stats.clamped += n < asked
     return replace(lab, max_tokens=n, seed=call_seed(s.rollout, s.started) if lab.seed is None else lab.seed)
 
 # %% ../../nbs/15_capture.proxy.ipynb #a6fded25
@@ -278,6 +278,7 @@ async def _call(self, t: Turn):
         await self._hung_up(t)
         raise
     except EngineError as e: return await self._broken(t, str(e))
+    finally: give_back(s, t.claimed)
     return await self._serve(t)
 
 @_patch(Proxy)
@@ -287,8 +288,11 @@ async def _generate(self, t, ctx) -> Generation:
     await self.turnstile.enter(ctx.session_id)
     entered = time.perf_counter()
     t.queued = entered - begin
-    try: return await self.engine.generate(t.job.ids, t.sampling, ctx)
-    except EngineError: raise
+    try:
+        t.claimed = n = await claim(t.session, t.sampling.max_tokens)   # its budget, now that its turn has come
+        if n < t.sampling.max_tokens: t.sampling = replace(t.sampling, max_tokens=n)
+        return await self.engine.generate(t.job.ids, t.sampling, ctx)
+    except (EngineError, Refused): raise
     except asyncio.CancelledError:
         if asyncio.current_task().cancelling(): raise
         raise EngineError('the engine gave the call up') from None
@@ -340,7 +344,7 @@ def _record(self, t, finish, call_id, response=None, **used) -> Call:
 @_patch(Proxy)
 def _capture(self, t):
     "Engine answer to call, and to the bytes that will be served."
-    s, st, req, gen, d = t.session, t.session.stats, t.job.request, t.gen, t.dialect
+    s, st, req, gen, d, lab = t.session, t.session.stats, t.job.request, t.gen, t.dialect, t.session.sampling or self.sampling
     call_id = secrets.token_hex(12)
     try:
         reply = self.engine.template.parse(gen.ids, t.job.match.tools)
@@ -356,6 +360,7 @@ def _capture(self, t):
     st.calls += 1; st.prompt_tokens += len(t.job.ids); st.output_tokens += len(gen.ids); st.drift += t.job.drift
     st.malformed += reply.malformed; st.tool_in_think += reply.tool_in_think
     st.quarantined += bool(t.job.quarantine); st.ambiguous += t.job.match.ambiguous
+    st.clamped += t.sampling.max_tokens < min(lab.max_tokens, req.max_tokens or lab.max_tokens)
 
 @_patch(Proxy)
 async def _commit(self, t):

@@ -4,7 +4,7 @@
 
 # %% ../../nbs/14d_capture.sessions.ipynb #224060b0
 from __future__ import annotations
-import time
+import asyncio, time
 from collections import Counter, OrderedDict
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
@@ -12,10 +12,12 @@ from .dialects.base import Request
 from .engines.base import Sampling
 from .lineage import Lineage
 from .reader import Reader
+from .wire import Refused
 from ..records import Call, InputError, Rollout
 
 # %% auto #0
-__all__ = ['EXPECT', 'Stats', 'check_expect', 'strange', 'Session', 'spent', 'check_options', 'call_seed', 'options', 'restore']
+__all__ = ['EXPECT', 'Stats', 'check_expect', 'strange', 'Session', 'spent', 'claim', 'give_back', 'check_options', 'call_seed',
+           'options', 'restore']
 
 # %% ../../nbs/14d_capture.sessions.ipynb #8a282e21
 @dataclass
@@ -75,13 +77,15 @@ class Session:
     report_length_as_stop: bool = False   # a reply cut at the limit is served as finished: no resume rounds
     on_engine_failure: str = 'cut'        # after the headers: `cut` the connection, or send the dialect's error `event` first
     max_calls: int | None = None          # budgets: calls,
-    max_output_tokens: int | None = None  # sampled tokens (the last reply is cut to what is left),
+    max_output_tokens: int | None = None  # sampled tokens (a reply is cut to what is left, see `claim`),
     max_seconds: float | None = None      # seconds since the session was opened; a further call is refused, see `spent`
     opened: float = field(default_factory=time.time)
     api_key: str = ''
     keyless: bool = False                 # `--open`: serves without a key
     stats: Stats = field(default_factory=Stats)
-    started: int = 0                      # calls that reached the engine
+    started: int = 0                      # calls that reached the engine's queue
+    promised: int = 0                     # tokens of `max_output_tokens` that calls at work may still use
+    freed: asyncio.Event = field(default_factory=asyncio.Event)
     seq: int = 0                          # of the next call to complete
     revoked: bool = False
     tasks: set = field(default_factory=set)  # calls in flight
@@ -103,12 +107,27 @@ class Session:
         if len(self.recent) > most: self.recent.popitem(last=False)
 
 # %% ../../nbs/14d_capture.sessions.ipynb #05be3114
-def spent(s: Session) -> str:
+def spent(s: Session, begun=False # is it asked for a call that is counted in `started`?
+         ) -> str:
     "Which budget of a session is used up; '' while a further call may be made."
-    if s.max_calls is not None and s.started >= s.max_calls: return f'the budget of {s.max_calls} calls is spent'
+    if s.max_calls is not None and s.started - begun >= s.max_calls: return f'the budget of {s.max_calls} calls is spent'
     if s.max_output_tokens is not None and s.stats.output_tokens >= s.max_output_tokens: return f'the budget of {s.max_output_tokens} sampled tokens is spent'
     if s.max_seconds is not None and time.time() - s.opened >= s.max_seconds: return f'the budget of {s.max_seconds:g} seconds is spent'
     return ''
+
+async def claim(s: Session, n: int # tokens of reply
+               ) -> int:
+    "How many of them the session can still pay; they are nobody else's until `give_back`. Waits while calls at work may use all that is left; `Refused` when a budget is spent."
+    if s.max_output_tokens is not None:
+        while (left := s.max_output_tokens - s.stats.output_tokens - s.promised) <= 0 and s.promised: s.freed.clear(); await s.freed.wait()
+        n = min(n, left)
+    if why := spent(s, begun=True): s.stats.truncated = True; raise Refused(400, 'invalid', why)
+    s.promised += n
+    return n
+
+def give_back(s: Session, n: int):
+    "Of a call that is over, and what it sampled is counted."
+    s.promised -= n; s.freed.set()
 
 def check_options(on_engine_failure='cut', max_calls=None, max_output_tokens=None, max_seconds=None):
     "`InputError` for a session that couldn't be meant."

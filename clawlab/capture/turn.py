@@ -77,6 +77,7 @@ class Turn:
     sampling: Sampling | None = None
     gen: Generation | None = None
     call: Call | None = None
+    claimed: int = 0                 # tokens of the session's budget
     items: int = 0                   # of the answer, as the dialect serves it
     chunks: list = ()                # its bytes: (item completed or None, bytes)
     commit: Any = None               # concurrent future of the call's write

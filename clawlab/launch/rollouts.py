@@ -126,13 +126,15 @@ async def _reward(r: Rollout, task: Task, files, backend) -> Rollout:
 # %% ../../nbs/24_launch.rollouts.ipynb #cce473fb
 RERUNS = 3 # of an infrastructure failure
 
-def _past(store, jobs) -> dict[tuple, list[Rollout]]:
-    "Earlier attempts at these jobs, oldest first. Those without an outcome were interrupted, and are closed as that."
+async def _past(store, proxy, jobs) -> dict[tuple, list[Rollout]]:
+    "Earlier attempts at these jobs, oldest first. Those without an outcome were interrupted: their keys open nothing any more, and they are closed as that."
     past = {j.key: [] for j in jobs}
     for group in sorted({j.group for j in jobs}):
         for r in store.rollouts(group=group):
             if (k := (r.group, r.task_id, r.harness, r.sample)) not in past: continue
-            if r.outcome is None: store.put_rollout(r := replace(r, outcome='infra_fail', dropped_reason='interrupted', calls=()))
+            if r.outcome is None:
+                for s in await proxy.list_sessions(r.rollout_id): await proxy.close_session(s['session'])
+                await _durable(store.put_rollout(r := replace(r, outcome='infra_fail', dropped_reason='interrupted', calls=())))
             past[k].append(r)
     return {k: sorted(rs, key=lambda r: r.attempt) for k, rs in past.items()}
 
@@ -171,7 +173,7 @@ async def run_rollouts(jobs, # iterable of `Job`
                       ) -> list[Rollout]: # in the order of the jobs, with their calls
     "Plays all jobs that aren't on record yet and returns all of them, graded."
     harnesses, done = await _ready(jobs := list(jobs), backend), {}
-    past, todo = _past(store, jobs), iter(jobs)
+    past, todo = await _past(store, proxy, jobs), iter(jobs)
     bar = tqdm(total=len(jobs), desc=jobs[0].tag or 'rollouts' if jobs else 'rollouts', unit='run', file=sys.stderr, disable=not progress)
     async def worker():
         for j in todo: # one iterator for all workers

@@ -4,7 +4,7 @@
 
 # %% ../../nbs/43_study.run.ipynb #18d19ea3
 from __future__ import annotations
-import ast, ctypes, fcntl, hashlib, inspect, json, os, signal, subprocess, sys, tempfile, time
+import ast, ctypes, fcntl, hashlib, inspect, json, os, re, signal, subprocess, sys, tempfile, time
 from pathlib import Path
 from typing import Any, Callable, Mapping
 import clawlab
@@ -12,8 +12,8 @@ from ..records import ClawlabError, InputError, repo_root
 from .report import clean
 
 # %% auto #0
-__all__ = ['PRESETS', 'studies', 'study_path', 'parameters', 'effective', 'fingerprint', 'files_digest', 'run_dir', 'Run',
-           'StudyError', 'die_with_parent', 'execute', 'run_study']
+__all__ = ['PRESETS', 'studies', 'study_path', 'parameters', 'effective', 'fingerprint', 'harness_folders', 'files_digest',
+           'run_dir', 'Run', 'StudyError', 'die_with_parent', 'execute', 'run_study']
 
 # %% ../../nbs/43_study.run.ipynb #e5b7b7f3
 def studies() -> dict[str, Path]:
@@ -53,10 +53,18 @@ def effective(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
 PRESETS: dict[str, dict] = {'nano': {}}  # preset -> parameter values; `-p` wins over them
 
 def fingerprint(notebook: Path, preset: str, params: Mapping[str, Any]) -> str:
-    "Eight hex digits of the effective configuration, the notebook's code, the task suite and the harness pins."
-    cells = [''.join(c['source']) for c in json.loads(Path(notebook).read_text())['cells'] if c['cell_type'] == 'code']
+    "Eight hex digits of the effective configuration, the notebook's code, the task suite and the pins of the harnesses that it uses."
+    code = [c for c in json.loads(Path(notebook).read_text())['cells'] if c['cell_type'] == 'code']
+    cells = [''.join(c['source']) for c in code]
     suite = [repo_root()/'experiments'/'tasks'/str(params['suite'])] if 'suite' in params else []
-    return hashlib.sha256(json.dumps([preset, sorted(params.items()), cells, files_digest([*suite, repo_root()/'harnesses'])], default=str).encode()).hexdigest()[:8]
+    used = harness_folders('\n'.join([*map(str, params.values()), *(t for c, t in zip(code, cells) if 'parameters' not in c['metadata'].get('tags', []))]))
+    return hashlib.sha256(json.dumps([preset, sorted(params.items()), cells, files_digest([*suite, *used])], default=str).encode()).hexdigest()[:8]
+
+def harness_folders(text: str # the parameters and the code of a study
+                   ) -> list[Path]:
+    "Folders of the harnesses that are named there; of all, if none is: the study may choose among them."
+    every = sorted(d for d in (repo_root()/'harnesses').glob('*') if d.is_dir())
+    return [d for d in every if re.search(rf'(?<![\w-]){re.escape(d.name)}(?![\w-])', text)] or every
 
 def files_digest(folders: list[Path]) -> str:
     "Twelve hex digits of the contents of all files below some folders."

@@ -13,8 +13,8 @@ from .base import (Request, Seen, media_id, tool_id, unplaceholder, get, need, p
 NAME, PATHS = 'anthropic', ('/v1/messages',)
 
 # %% auto #0
-__all__ = ['NAME', 'PATHS', 'SAMPLING', 'block_text', 'blocks', 'content_text', 'system_text', 'parse_request', 'items',
-           'usage_json', 'body', 'events', 'error', 'error_event', 'keepalive', 'overflow_message']
+__all__ = ['NAME', 'PATHS', 'SAMPLING', 'block_text', 'blocks', 'content_text', 'system_text', 'billing', 'parse_request',
+           'items', 'usage_json', 'body', 'events', 'error', 'error_event', 'keepalive', 'overflow_message']
 
 # %% ../../../nbs/11b_capture.dialects.anthropic.ipynb #31e971c8
 _BLOCK = ('type', 'text', 'source', 'title', 'context', 'tool_name', 'content')
@@ -85,6 +85,12 @@ def system_text(system, seen: Seen) -> str:
     drop = next((i for i, b in enumerate(bs) if str(b.get('text', '')).startswith(_NONCE)), None)
     return '\n'.join(block_text(b, f'system.{i}.', seen) for i, b in enumerate(bs) if i != drop)
 
+def billing(system) -> dict[str, str]:
+    "Of the billing line only what tells a subagent: the rest changes from call to call."
+    texts = [system] if isinstance(system, str) else [str(b.get('text', '')) for b in system or ()]
+    line = next((t.partition('\n')[0] for t in texts if t.startswith(_NONCE)), '')
+    return {_NONCE[:-1]: 'cc_is_subagent=true'} if 'cc_is_subagent=true' in line else {}
+
 def _tool(t, path, seen) -> dict | None:
     if need(t, 'name', str, path) and 'input_schema' not in t: seen.add(f'tools[].type={t.get("type")}'); return None
     seen |= extras(t, ('type', 'name', 'description', 'input_schema'), 'tools[].')
@@ -118,7 +124,7 @@ def parse_request(body: dict, headers=None) -> Request:
     if out[-1].role == 'assistant': raise InputError('This model does not support assistant message prefill. The conversation must end with a user message.')
     tools = once(body, 'tools', seen, lambda seen: _tools(body, seen))
     return Request(NAME, need(body, 'model', str), out, tools, get(body, 'stream', bool, default=False),
-                   positive(body, 'max_tokens'), {v: body[k] for k, v in SAMPLING.items() if body.get(k) is not None}, tuple(sorted(seen)))
+                   positive(body, 'max_tokens'), {v: body[k] for k, v in SAMPLING.items() if body.get(k) is not None}, tuple(sorted(seen)), told=billing(body.get('system')))
 
 # %% ../../../nbs/11b_capture.dialects.anthropic.ipynb #19d2a9f9
 def items(reply: Message | Reply, call_id: str, request: Request | None = None) -> list[dict]:

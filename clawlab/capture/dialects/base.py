@@ -29,6 +29,7 @@ class Request:
     unknown: tuple[str, ...] = ()     # fields tolerated and not acted upon
     include_usage: bool = True        # streams: may usage come as a chunk of its own?
     wire: dict = field(default_factory=dict)  # tools that aren't plain functions: name -> (kind, name on the wire, namespace)
+    told: dict = field(default_factory=dict)  # what the body says of its sender, as a header would
     previous: str = ''                # call that `messages` continue, when they hold only what is new
 
 class Usage(NamedTuple):

@@ -51,7 +51,7 @@ class Generation:
     logprobs: np.ndarray               # float32[O], of the distribution sampled from; NaN where unknown
     versions: np.ndarray               # int32[O], policy version that sampled each token; -1 where unknown
     finish: str = 'stop'               # stop | length
-    kept_mass: np.ndarray | None = None # float32[O], probability mass that top-p/top-k kept
+    kept_mass: np.ndarray | None = None # float32[O], probability mass that top-p/top-k kept, where `logprobs` are of the distribution before that cut
 
     def __post_init__(self):
         for k, t in (('ids', np.int32), ('logprobs', np.float32), ('versions', np.int32)):

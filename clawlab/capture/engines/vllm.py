@@ -12,7 +12,7 @@ from .base import Context, Generation, Sampling
 from ...records import DataError, EngineError, InputError
 
 # %% auto #0
-__all__ = ['PATH', 'NEUTRAL', 'request_body', 'versions_of', 'generation', 'VLLMEngine']
+__all__ = ['PATH', 'NEUTRAL', 'BATCH', 'request_body', 'versions_of', 'generation', 'batch_of', 'VLLMEngine']
 
 # %% ../../../nbs/12f_capture.engines.vllm.ipynb #ec1ddf93
 PATH = '/inference/v1/generate'
@@ -46,24 +46,38 @@ def generation(data: bytes # body of the answer
         return Generation(ids, [x['logprob'] for x in content], versions_of(c.get('weight_versions') or d.get('weight_versions'), len(ids)), why)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, DataError) as e: raise EngineError(f'vLLM: not a usable answer: {e!r:.200}') from None
 
-# %% ../../../nbs/12f_capture.engines.vllm.ipynb #5eae6d67
+# %% ../../../nbs/12f_capture.engines.vllm.ipynb #210c99bd
+BATCH = 256   # vLLM's own default of `--max-num-seqs` on most machines
+
+def _get(url, path): return json.load(urllib.request.urlopen(url.rstrip('/') + path, timeout=10))
+
+def batch_of(url: str) -> int:
+    "Calls that a server works on at once. It says so in development mode (`VLLM_SERVER_DEV_MODE=1`, which weight updates need too); else `BATCH`."
+    try:
+        d = _get(url, '/server_info?config_format=json')['vllm_config']
+        return max(1, int(d['scheduler_config']['max_num_seqs']) * int(d['parallel_config'].get('data_parallel_size') or 1))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError): return BATCH
+
+# %% ../../../nbs/12f_capture.engines.vllm.ipynb #54e89bb6
 class VLLMEngine:
     "A running vLLM server. `template` must be of the model that it serves."
     name = 'vllm'
-    def __init__(self, url: str, template: Template, *, model: str = '', max_context: int = 1 << 17):
-        self.url, self.template, self.model, self.max_context = url.rstrip('/'), template, model, max_context
+    def __init__(self, url: str, template: Template, *, model: str = '', max_context: int = 1 << 17,
+                 max_batch: int = BATCH # calls it works on at once (`--max-num-seqs`): more wait at the proxy, where sessions take turns
+                ):
+        self.url, self.template, self.model, self.max_context, self.max_batch = url.rstrip('/'), template, model, max_context, max_batch
         self.version, self._http = -1, None   # version: of the newest token seen; -1 until the server says one
 
     @classmethod
     def open(cls, url: str,
              folder: str = '' # of the tokenizer; default: the model folder that the server names, if it is on this machine
             ) -> VLLMEngine:
-        "The server at `url`, asked for its model and window. Errors: `InputError`."
-        try: card = json.load(urllib.request.urlopen(url.rstrip('/') + '/v1/models', timeout=10))['data'][0]
+        "The server at `url`, asked for its model, window and batch. Errors: `InputError`."
+        try: card = _get(url, '/v1/models')['data'][0]
         except (OSError, ValueError, KeyError, IndexError, TypeError) as e: raise InputError(f'no vLLM server at {url}: {getattr(e, "reason", e)}') from None
         folder = folder or card.get('root') or ''
         if not (Path(folder)/'tokenizer.json').is_file(): raise InputError(f'no tokenizer.json in {folder or "the model folder"}: name a tokenizer folder, vllm:{url}@DIR')
-        return cls(url, Template.from_dir(folder), model=card['id'], max_context=card.get('max_model_len') or 1 << 17)
+        return cls(url, Template.from_dir(folder), model=card['id'], max_context=card.get('max_model_len') or 1 << 17, max_batch=batch_of(url))
 
     def _session(self):
         if self._http is None or self._http.closed:
