@@ -304,13 +304,15 @@ async def test_P40_disconnect_while_blocks_are_written(tmp_path):
         assert lab.calls[0].delivered == ('unknown', 'no', 'no') and lab.calls[0].finish == 'tool_calls' and len(lab.calls[0].output_ids) > 2_000_000
 
 async def test_P41_many_in_flight(tmp_path):
-    "600 at once, none refused; one more gets 429 with Retry-After in the dialect's shape."
+    "600 at once, held for 2 s, none refused; one more gets 429 with Retry-After in the dialect's shape."
     eng = Held()
     async with Lab(tmp_path, eng, max_inflight=600) as lab:
         ask = [asyncio.create_task(lab.ask(CHAT if i % 2 else ANTH, user(str(i)), stream=bool(i % 3))) for i in range(600)]
         await until(lambda: eng.running == 600, 60)
         async with lab.post(ANTH, model='m', messages=user(), max_tokens=5) as r:
             assert r.status == 429 and int(r.headers['Retry-After']) >= 1 and (await r.json())['error']['type'] == 'rate_limit_error'
+        await asyncio.sleep(2)
+        assert eng.running == 600 and lab.proxy.inflight == 600 and not any(t.done() for t in ask)
         eng.go.set()
         assert {status for status, _ in await asyncio.gather(*ask)} == {200}
         assert eng.most == 600 and len(lab.calls) == 600 and sorted(c.seq for c in lab.calls) == list(range(600))
