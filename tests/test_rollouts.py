@@ -345,6 +345,15 @@ async def test_the_oracle_solves_a_task_of_each_level(tmp_path, name):
     for r in rs: assert (r.outcome, r.reward, len({c.role for c in r.calls})) == ('ok', 1.0, 1) and r.harness_version == load(name).version, r.meta
     assert not any(c.quarantine for r in rs for c in r.calls)
 
+@bwrap
+@pytest.mark.slow
+@pytest.mark.harness
+@pytest.mark.skipif(not load('openclaw').installed, reason='openclaw is not installed: clawlab harness install openclaw')
+async def test_the_oracle_solves_a_task_in_openclaw(tmp_path):
+    "Twenty processor seconds, most of them until the first call; and it counts on two gigabytes."
+    (r,), _ = await play(tmp_path, [Job(max(TASKS.values(), key=lambda t: (len(t.steps), t.task_id)), 'openclaw', group='g')], OracleEngine(TASKS))
+    assert (r.outcome, r.reward, len(r.calls)) == ('ok', 1.0, 4) and not any(c.quarantine for c in r.calls), r.meta
+
 @HARNESSES
 async def test_the_habit_scores_low(tmp_path, name):
     jobs = [Job(t, name, group='g') for t in select(TASKS, split='test', n=2, seed=4)]
