@@ -255,7 +255,7 @@ async def test_codex_compacts_when_usage_says_so(tmp_path):
 async def test_openclaw_turns_and_parallel_tools(tmp_path):
     "One lineage. A last message with its own state comes with each request and is gone from the next, so that every call has a token branch of its own; arguments are written anew."
     h = get('openclaw')
-    r = await play(h, lambda c: [shell(c, 'wc -l < a.txt'), 'Two at once.' + shell(c, 'echo first') + shell(c, 'echo second'), 'done'][turn(c)], tmp_path)
+    r = await play(h, lambda c: [shell(c, 'wc -l < a.txt'), 'Two at once.' + shell(c, 'echo first') + shell(c, 'echo second'), 'done'][turn(c)], tmp_path, seconds=280)
     t = whole(r)
     assert r.ex.code == 0 and len(r.calls) == 3 and [m.content.split()[-1] for m in results(r)] == ['3', 'first', 'second'], r
     assert {k: t.stats[n] for k, n in dict(roots='roots', leaves='lineage_leaves', drift='drift').items()} == h.expect.tree(3) == dict(roots=1, leaves=1, drift=2), r
@@ -267,7 +267,7 @@ async def test_openclaw_turns_and_parallel_tools(tmp_path):
 @pytest.mark.slow
 async def test_openclaw_stops_at_the_budget_of_calls(tmp_path):
     h = get('openclaw')
-    r = await play(h, lambda c: shell(c, f'echo {turn(c)}'), tmp_path, max_calls=2)
+    r = await play(h, lambda c: shell(c, f'echo {turn(c)}'), tmp_path, max_calls=2, seconds=280)
     assert len(r.calls) == 2 and r.s.stats.truncated and h.truncated(r.ex) and not r.ex.timed_out, r
 
 # ---------------------------------------------------------------- every program: a policy that thinks for long, an engine that dies, a program that is killed
@@ -281,7 +281,7 @@ async def together(p, *runs):
 async def test_a_reply_that_takes_half_a_minute_is_waited_for(tmp_path, names):
     "At a proxy with its own settings each asks once, whether it hears keep-alives (it streams) or nothing."
     hs, act = [get(n) for n in names], lambda c: 'done' if answers(c) else dict(text=shell(c, f'echo {SUBMIT}'), delay_s=30)
-    async with serving(tmp_path, act) as p: rs = await together(p, *[(h, {}) for h in hs])
+    async with serving(tmp_path, act) as p: rs = await together(p, *[(h, dict(seconds=280)) for h in hs])
     for h, r in zip(hs, rs):
         a, *more = r.calls
         assert r.ex.code == 0 and a.finish == 'tool_calls' and a.t_end - a.t_start >= 30 and [c.finish for c in more] == ['stop']*('mini' not in h.name), r
