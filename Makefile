@@ -12,10 +12,10 @@ HARNESSES := react claude-code mini-swe-agent
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env system harnesses study study-full test test-postgres check sync lint lab clean
+.PHONY: help env system harnesses study study-full test test-slow test-harnesses test-postgres check sync lint lab clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -2; echo "targets: env harnesses study study-full test test-postgres check lab clean"
+	@sed -n 's/^# //p' Makefile | head -2; echo "targets: env harnesses study study-full test test-slow test-harnesses test-postgres check lab clean"
 
 # Debian's programs: a sandbox needs bubblewrap, and a Python of the system for what runs inside it.
 system:
@@ -54,9 +54,21 @@ study-full: harnesses
 	 runs="$$runs --run $$(tail -n1 <<<"$$out" | $(BIN)/python -c 'import json, sys; print(json.load(sys.stdin)["run"])')"; done; \
 	 $(BIN)/clawlab table single_vs_mix $$runs
 
-test: harnesses
-	@$(BIN)/clawlab harness install codex >/dev/null
+.PHONY: tested
+tested: env
+	@$(BIN)/clawlab harness install $(HARNESSES) codex >/dev/null
+
+test: tested
 	@$(BIN)/python -m pytest tests --cov=clawlab --cov-report=term:skip-covered
+
+# What waits for half a minute: replies that take as long, in every harness that `make test` installs.
+test-slow: tested
+	@$(BIN)/python -m pytest tests -m slow
+
+# Every harness there is, OpenClaw too: 800 MB more, and half a minute of processor for each of its rollouts.
+test-harnesses: env
+	@$(BIN)/clawlab harness install all >/dev/null
+	@$(BIN)/python -m pytest tests -m harness
 
 # The store on a real PostgreSQL server, of its own and in a temporary folder.
 test-postgres: env

@@ -1003,6 +1003,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'clawlab.launch.grading.grade': ('launch.grading.html#grade', 'clawlab/launch/grading.py'),
                                         'clawlab.launch.grading.play': ('launch.grading.html#play', 'clawlab/launch/grading.py')},
             'clawlab.launch.harness': { 'clawlab.launch.harness.Expect': ('launch.harness.html#expect', 'clawlab/launch/harness.py'),
+                                        'clawlab.launch.harness.Expect.tree': ( 'launch.harness.html#expect.tree',
+                                                                                'clawlab/launch/harness.py'),
                                         'clawlab.launch.harness.Harness': ('launch.harness.html#harness', 'clawlab/launch/harness.py'),
                                         'clawlab.launch.harness.Harness._repr_markdown_': ( 'launch.harness.html#harness._repr_markdown_',
                                                                                             'clawlab/launch/harness.py'),

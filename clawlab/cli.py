@@ -314,7 +314,7 @@ async def _conform(names: list[str], suite: str, backend: str) -> list[dict]:
             rs = await run_rollouts([Job(task, h.name, group='check') for h in hs], proxy=proxy, store=st, backend=backend)
     rows = []
     for h, r in zip(hs, rs):
-        t = build_tree(r.calls); got = dict(roots=t.stats['roots'], leaves=t.stats['lineage_leaves'], drift=t.stats['drift']); want = {k: getattr(h.expect, k) for k in got}
+        t = build_tree(r.calls); got = dict(roots=t.stats['roots'], leaves=t.stats['lineage_leaves'], drift=t.stats['drift']); want = h.expect.tree(len(r.calls))
         problems = [f'outcome {r.outcome} ({r.meta.get("reason")})']*(r.outcome != 'ok') + [f'the task of {len(task.steps)} steps scored {r.reward}']*(r.reward != 1)
         problems += [f'{k}: {got[k]} instead of {want[k]}' for k in got if got[k] != want[k]] + [f'quarantined: {c.quarantine}' for c in r.calls if c.quarantine][:1]
         rows.append(dict(harness=h.name, version=h.version, ok=not problems, problems=problems, calls=len(r.calls), **got))

@@ -106,7 +106,7 @@ def toml(tmp_path, text, **changes):
     (d/'harness.toml').write_text((base if not changes.get('bare') else '') + text)
     return d
 
-@pytest.mark.parametrize('text, says', [('envv = {}', 'envv'), ('env = {A = "{apikey}"}', 'apikey'), ('[expect]\nroots = "many"', 'expect.roots'), ('[', 'harness.toml'),
+@pytest.mark.parametrize('text, says', [('envv = {}', 'envv'), ('env = {A = "{apikey}"}', 'apikey'), ('[expect]\nroots = "many"', 'expect.roots'), ('[expect]\ndrift = "some"', 'expect.drift'), ('[', 'harness.toml'),
     ('[truncated]\nstdout = "("', 'regular expression'), ('[wire]\ntool = []', "'tool'"), ('[wire]\ntools = 5', "'tools'"), ('[wire]\ntools = "bash"', "'tools'")])
 def test_bad_harness_files_are_one_clear_line(tmp_path, text, says):
     with pytest.raises(InputError) as e: read_spec(toml(tmp_path, text))
@@ -139,7 +139,7 @@ def test_lock_files_pin_everything_and_name_no_host():
             if (p := h.source/f).exists():
                 assert '://' not in p.read_text()
         if h.spec.install.kind == 'npm':
-            assert all('integrity' in v for k, v in json.loads((h.source/'package-lock.json').read_text())['packages'].items() if k)
+            assert all('integrity' in v or v.get('inBundle') for k, v in json.loads((h.source/'package-lock.json').read_text())['packages'].items() if k)
         if h.spec.install.kind == 'pip':
             assert all('==' in l for l in (h.source/'requirements.txt').read_text().splitlines() if l and l[0] != '#')
         assert h.versions[n] == h.version

@@ -338,10 +338,10 @@ def real(name):
 HARNESSES = pytest.mark.parametrize('name', [real(n) for n in ('react', 'claude-code', 'mini-swe-agent')])
 REAL = Limits(cpus=2, memory_mb=2048, pids=128, disk_mb=256, seconds=60)
 
-async def play(tmp_path, jobs, engine, then=None, **kw):
+async def play(tmp_path, jobs, engine, then=None, limits=REAL, **kw):
     store = Store.open(str(tmp_path/'calls.db'))
     async with Proxy(engine, store) as proxy:
-        run = asyncio.create_task(run_rollouts(jobs, proxy=proxy, store=store, backend='bwrap', limits=REAL, progress=False, concurrency=2, **kw))
+        run = asyncio.create_task(run_rollouts(jobs, proxy=proxy, store=store, backend='bwrap', limits=limits, progress=False, concurrency=2, **kw))
         try:
             if then: await then()
             return await run, store
@@ -361,6 +361,15 @@ async def test_the_oracle_solves_a_task_of_each_level(tmp_path, name):
     assert {j.task.level for j in jobs} == {1, 2, 3} and len({j.task.family for j in jobs}) == 3
     for r in rs: assert (r.outcome, r.reward, len({c.role for c in r.calls})) == ('ok', 1.0, 1) and r.harness_version == load(name).version, r.meta
     assert not any(c.quarantine for r in rs for c in r.calls)
+
+@bwrap
+@pytest.mark.slow
+@pytest.mark.harness
+@pytest.mark.skipif(not load('openclaw').installed, reason='openclaw is not installed: clawlab harness install openclaw')
+async def test_the_oracle_solves_a_task_in_openclaw(tmp_path):
+    "Twenty processor seconds, most of them until the first call; and it counts on two gigabytes."
+    (r,), _ = await play(tmp_path, [Job(max(TASKS.values(), key=lambda t: (len(t.steps), t.task_id)), 'openclaw', group='g')], OracleEngine(TASKS), limits=replace(REAL, seconds=280))
+    assert (r.outcome, r.reward, len(r.calls)) == ('ok', 1.0, 4) and not any(c.quarantine for c in r.calls), r.meta
 
 @HARNESSES
 async def test_the_habit_scores_low(tmp_path, name):

@@ -1,9 +1,14 @@
 """Unmodified programs against the real proxy: what each does to the tree when it works, forks, compacts, fails and is cut (harnesses.md)."""
-import asyncio, json, re
+import asyncio, json, os, re, signal
+from collections import Counter
+from contextlib import asynccontextmanager
+from pathlib import Path
 import pytest
 from clawlab.capture.engines.base import Sampling
+from clawlab.capture.engines.oracle import SUBMIT, shell_call, shell_tool
 from clawlab.capture.engines.script import ScriptEngine
 from clawlab.capture.proxy import Proxy
+from clawlab.capture.turn import DIALECTS
 from clawlab.capture.store import Store
 from clawlab.launch.harness import load
 from clawlab.launch.sandbox.base import Limits, make_sandbox, probe
@@ -33,8 +38,8 @@ def answers(context): return [m.content for m in context.messages if m.role == '
 def turn(context): return sum(m.role == 'assistant' for m in context.messages)
 
 class Run:
-    "One run of a program: how it ended, what it left, its calls and their tree."
-    def __init__(self, ex, files, calls, session, refused): self.ex, self.files, self.calls, self.s, self.refused = ex, files, calls, session, refused
+    "One run of a program: how it ended, what it left, its calls and their tree, and the bytes of each good answer."
+    def __init__(self, ex, files, calls, session, wire): self.ex, self.files, self.calls, self.s, self.refused, self.wire = ex, files, calls, session, session.stats.refused, wire
     @property
     def tree(self): return build_tree([c for c in self.calls if c.response])
     def roles(self): return [c.role for c in self.calls]
@@ -42,7 +47,7 @@ class Run:
 
 class Relay:
     "Stands between a program and the proxy, and breaks the connection where `cut(n, data)` says: bytes of the n-th good answer to let through, or None."
-    def __init__(self, port, cut): self.port, self.cut, self.n = port, cut, -1
+    def __init__(self, port, cut): self.port, self.cut, self.wire = port, cut, []
 
     async def __call__(self, reader, writer):
         up_reader, up_writer = await asyncio.open_connection('127.0.0.1', self.port)
@@ -55,29 +60,36 @@ class Relay:
         while data := await reader.read(1 << 16): writer.write(data); await writer.drain()
 
     async def down(self, reader, writer):
-        seen, sent = b'', 0
+        n, seen, sent = -1, bytearray(), 0
         while data := await reader.read(1 << 16):
-            if data.startswith(b'HTTP/1.1 200'): self.n += 1; seen, sent = b'', 0
+            if data.startswith(b'HTTP/1.1 200'): n, seen, sent = len(self.wire), bytearray(), 0; self.wire.append(seen)
             seen += data
-            end = self.cut(self.n, seen) if self.n >= 0 else None
-            writer.write(seen[sent:end]); sent = len(seen)
+            end = self.cut(n, seen) if n >= 0 else None
+            writer.write(bytes(seen[sent:end])); sent = len(seen)
             await writer.drain()
             if end is not None: return await asyncio.sleep(1)   # a reset takes with it what the client hasn't read yet
 
-async def play(h, act, tmp_path, *, max_context=1 << 20, cut=lambda n, data: None, edit=lambda files: files):
-    "One run in a sandbox, its connections through a `Relay`."
+async def at(p, h, *, rollout='r1', cut=lambda n, data: None, edit=lambda files: files, env=(), then=None, seconds=120, **session):
+    "One run in a sandbox at a proxy, its connections through a `Relay` (`cut=None`: straight). `then(box)` runs beside it."
+    s, relay, servers = await p.open_session(Rollout(rollout, 't', h.name), **h.session | session), cut and Relay(p.port, cut), []
+    async def listen(sock): servers.append(await asyncio.start_server(relay, sock=sock)) if relay else await p.listen(sock, s.session_id)
+    try:
+        async with make_sandbox('bwrap', limits=Limits(seconds=seconds), binds=h.binds, listener=listen) as box:
+            argv, e, files = h.command('Do the task.', 'clawlab', box.url + s.base_path, s.api_key, box.limits)
+            await box.put({'a.txt': 'one\ntwo\nthree\n', **edit(files)})
+            (ex, *_), out = await asyncio.gather(box.exec(argv, e | dict(env)), *[then(box)] if then else []), await box.get()
+    finally:
+        for x in servers: x.close()
+    return Run(ex, out, await p.close_session(s.session_id), s, relay and relay.wire)
+
+@asynccontextmanager
+async def serving(tmp_path, act, max_context=1 << 20, **kw):
     with Store.open(tmp_path/'s.db') as store:
-        async with Proxy(Acting(act, max_context=max_context), store, sampling=Sampling(max_tokens=32768)) as p:
-            s, servers = await p.open_session(Rollout('r1', 't', h.name), expect_harness=h.wire), []
-            async def listen(sock): servers.append(await asyncio.start_server(Relay(p.port, cut), sock=sock))
-            try:
-                async with make_sandbox('bwrap', limits=Limits(seconds=120), binds=h.binds, listener=listen) as box:
-                    argv, e, files = h.command('Do the task.', 'clawlab', box.url + s.base_path, s.api_key, box.limits)
-                    await box.put({'a.txt': 'one\ntwo\nthree\n', **edit(files)})
-                    ex, out = await box.exec(argv, e), await box.get()
-            finally:
-                for x in servers: x.close()
-            return Run(ex, out, await p.close_session(s.session_id), s, s.stats.refused)
+        async with Proxy(Acting(act, max_context=max_context), store, sampling=Sampling(max_tokens=32768), **kw) as p: yield p
+
+async def play(h, act, tmp_path, *, max_context=1 << 20, **kw):
+    "One run, at a proxy of its own."
+    async with serving(tmp_path, act, max_context) as p: return await at(p, h, **kw)
 
 
 def whole(r):
@@ -96,14 +108,14 @@ def chain(r):
 
 def shell(c, command):
     "A call of the shell tool that is offered."
-    t = next(t for t in c.tools if t['name'] in ('Bash', 'exec_command'))
-    p = t['parameters']['properties']
-    return call(t['name'], **{'cmd' if 'cmd' in p else 'command': command}, **({'description': 'x'} if 'description' in p else {}))
+    t = shell_call(*shell_tool(c.tools), command)
+    return call(t.name, **t.arguments)
 
 def results(r):
     "Tool results that the last main call has seen, in the order in which they were asked for. (Programs return parallel ones as they finish.)"
-    got = {m.tool_call_id: m for m in r.calls[-1].messages if m.role == 'tool'}
-    return [got[t.id] for c in r.calls if c.role == 'main' for t in c.response.tool_calls]
+    bare = lambda id: id.replace('_', '')   # OpenClaw
+    got = {bare(m.tool_call_id): m for m in r.calls[-1].messages if m.role == 'tool'}
+    return [got[bare(t.id)] for c in r.calls if c.role == 'main' for t in c.response.tool_calls]
 
 def before(mark: bytes, count=1):
     "Cut the first answer in front of the count-th `mark`."
@@ -186,6 +198,20 @@ async def test_claude_subagents(tmp_path):
     assert r.ex.code == 0 and sorted(r.roles()) == ['main']*2 + ['subagent']*4 and (t.stats['lineage_leaves'], t.stats['main_lineage_leaves'], t.stats['drift']) == (3, 1, 0), r
     assert [n in m.content for n, m in zip(('ALPHA result', 'BETA result'), results(r), strict=True)] == [True, True], r
 
+async def test_claude_fork(tmp_path):
+    "A fork has the whole history, the turn that made it without its text: it goes on from that turn, and its tokens branch off where that turn began."
+    def act(c):
+        if 'that fork is you' in ' '.join(answers(c)): return 'FORK RESULT' if len(answers(c)) > 2 else shell(c, 'echo in the fork')
+        return [shell(c, 'wc -l < a.txt'), 'I split.' + call('Agent', description='x', prompt='SUBTASK', subagent_type='fork'), 'I go on.', 'all done'][turn(c)]
+    r = await play(get(CLAUDE), act, tmp_path, env=dict(CLAUDE_CODE_FORK_SUBAGENT='1'))
+    t = whole(r)
+    main, (a, b) = [[c for c in r.calls if c.role == role] for role in ('main', 'subagent')]
+    assert r.ex.code == 0 and 3 <= len(main) <= 4 and any('FORK RESULT' in m.content for m in main[-1].messages), r   # it hears of the fork's end when it comes
+    assert all(y.parent_id == y.anchor_id == x.call_id for x, y in [*zip(main, main[1:]), (a, b)]), r
+    assert (a.parent_id, a.anchor_id, a.drift) == (main[1].call_id, main[0].call_id, 1), r
+    assert (main[1].response.content, [m for m in a.messages if m.role == 'assistant'][-1].content) == ('I split.', ''), r
+    assert (t.stats['roots'], t.stats['lineage_leaves'], t.stats['token_leaves'], t.stats['main_lineage_leaves'], t.stats['drift']) == (1, 2, 2, 1, 1), r
+
 async def test_codex_subagents(tmp_path):
     def act(c):
         if says := subtask(c): return says
@@ -222,3 +248,86 @@ async def test_codex_compacts_when_usage_says_so(tmp_path):
     t = whole(r)
     assert r.ex.code == 0 and r.roles() == ['main', 'compaction', 'main'] and b'finished after it' in r.ex.stdout, r
     assert r.calls[1].parent_id == r.calls[0].call_id and r.calls[2].parent_id is None and (t.stats['lineage_leaves'], t.stats['main_lineage_leaves']) == (2, 1), r
+
+# ---------------------------------------------------------------- OpenClaw, which takes twenty processor seconds for a run
+
+@pytest.mark.slow
+async def test_openclaw_turns_and_parallel_tools(tmp_path):
+    "One lineage. A last message with its own state comes with each request and is gone from the next, so that every call has a token branch of its own; arguments are written anew."
+    h = get('openclaw')
+    r = await play(h, lambda c: [shell(c, 'wc -l < a.txt'), 'Two at once.' + shell(c, 'echo first') + shell(c, 'echo second'), 'done'][turn(c)], tmp_path, seconds=280)
+    t = whole(r)
+    assert r.ex.code == 0 and len(r.calls) == 3 and [m.content.split()[-1] for m in results(r)] == ['3', 'first', 'second'], r
+    assert {k: t.stats[n] for k, n in dict(roots='roots', leaves='lineage_leaves', drift='drift').items()} == h.expect.tree(3) == dict(roots=1, leaves=1, drift=2), r
+    assert (t.stats['token_leaves'], t.stats['shared'], set(r.roles())) == (3, 0, {'main'}) and all(b.parent_id == a.call_id for a, b in zip(r.calls, r.calls[1:])), r
+    state = [c.messages[-1] for c in r.calls]
+    assert all(m.role == 'user' and 'OPENCLAW_INTERNAL_CONTEXT' in m.content for m in state) and all(sum('OPENCLAW_INTERNAL_CONTEXT' in u for u in users(c)) == 1 for c in r.calls), r
+    assert set(r.files) >= {'a.txt', 'AGENTS.md', 'SOUL.md'} and b'"text": "done"' in r.ex.stdout, r   # it makes itself at home in the workspace
+
+@pytest.mark.slow
+async def test_openclaw_stops_at_the_budget_of_calls(tmp_path):
+    h = get('openclaw')
+    r = await play(h, lambda c: shell(c, f'echo {turn(c)}'), tmp_path, max_calls=2, seconds=280)
+    assert len(r.calls) == 2 and r.s.stats.truncated and h.truncated(r.ex) and not r.ex.timed_out, r
+
+# ---------------------------------------------------------------- every program: a policy that thinks for long, an engine that dies, a program that is killed
+
+async def together(p, *runs):
+    "Runs at one proxy at the same time: (harness, options of `at`)."
+    return await asyncio.gather(*[at(p, h, rollout=f'r{i}', **kw) for i, (h, kw) in enumerate(runs)])
+
+@pytest.mark.slow
+@pytest.mark.parametrize('names', [('claude-code', CODEX, 'mini-swe-agent', 'react', 'react:stream'), ('openclaw',)], ids=['cheap', 'openclaw'])
+async def test_a_reply_that_takes_half_a_minute_is_waited_for(tmp_path, names):
+    "At a proxy with its own settings each asks once, whether it hears keep-alives (it streams) or nothing."
+    hs, act = [get(n) for n in names], lambda c: 'done' if answers(c) else dict(text=shell(c, f'echo {SUBMIT}'), delay_s=30)
+    async with serving(tmp_path, act) as p: rs = await together(p, *[(h, dict(seconds=280)) for h in hs])
+    for h, r in zip(hs, rs):
+        a, *more = r.calls
+        assert r.ex.code == 0 and a.finish == 'tool_calls' and a.t_end - a.t_start >= 30 and [c.finish for c in more] == ['stop']*('mini' not in h.name), r
+        assert all(set(c.delivered) == {'yes'} for c in r.calls) and not r.refused and not r.s.stats.disconnects, r
+        streams, beats = b'event-stream' in r.wire[0][:500], r.wire[0].count(DIALECTS[h.dialect].keepalive())
+        assert streams == (h.name not in ('mini-swe-agent', 'react')) and (4 <= beats <= 5 if streams else not beats), (beats, r)   # at 10, 15, 20, 25 s
+
+async def test_an_engine_that_dies_behind_the_headers(tmp_path):
+    "Cut or told: each asks again and gets through, at the setting of its harness.toml too."
+    hs, failed = [get(n) for n in (CLAUDE, CODEX, 'react:stream')], set()
+    def act(c):
+        if c.session_id not in failed: failed.add(c.session_id); return dict(error='out of order', delay_s=.3)
+        return 'done' if answers(c) else shell(c, 'wc -l a.txt')
+    cases = [(h, how) for h in hs for how in ('cut', 'event')]
+    async with serving(tmp_path, act, hold_s=.02, keepalive_s=.05) as p: rs = await together(p, *[(h, dict(on_engine_failure=how)) for h, how in cases])
+    for (h, how), r in zip(cases, rs):
+        assert r.ex.code == 0 and [c.finish for c in r.calls] == ['error', 'tool_calls', 'stop'] and not r.refused, r
+        assert DIALECTS[h.dialect].keepalive() in r.wire[0] and (b'out of order' in r.wire[0]) == (how == 'event'), r.wire[0]
+        r.calls = r.calls[1:]
+        chain(r)
+
+async def until(true, seconds):
+    async with asyncio.timeout(seconds):
+        while not true(): await asyncio.sleep(.01)
+
+def pids(box):
+    "The program in a sandbox: who has its instruction on the command line, first process aside."
+    def of(p):
+        try: return p.stat().st_uid == box.uid and b'Do the task.' in (line := (p/'cmdline').read_bytes()) and b'/run/init' not in line
+        except OSError: return False
+    return [int(p.name) for p in Path('/proc').iterdir() if p.name.isdigit() and of(p)]
+
+@pytest.mark.parametrize('sig, hold', [(signal.SIGKILL, 60), (signal.SIGINT, .05)])
+async def test_P40_a_program_killed_while_the_engine_samples(tmp_path, monkeypatch, sig, hold):
+    "In silence, and on keep-alives: within a second the engine works for nobody, and nothing was delivered."
+    hs, boxes, beats = [get(n) for n in ('claude-code', CODEX, 'mini-swe-agent', 'react:stream')], [], Counter()
+    for n, d in DIALECTS.items(): monkeypatch.setattr(d, 'keepalive', lambda n=n, beat=d.keepalive: beats.update([n]) or beat())
+    async def run(box): boxes.append(box)
+    async def kill(engine):
+        await until(lambda: engine.running == len(hs), 60)
+        if hold < 1: await until(lambda: all(beats[d] > 1 for d in DIALECTS), 10)
+        assert [len(pids(b)) for b in boxes] == [1]*len(hs)
+        for b in boxes: os.kill(*pids(b), sig)
+        await until(lambda: not engine.running, 1)
+    async with serving(tmp_path, lambda c: dict(text='too late', delay_s=600), hold_s=hold, keepalive_s=.05) as p:
+        rs, _ = await asyncio.gather(together(p, *[(h, dict(cut=None, then=run)) for h in hs]), kill(p.engine))
+    for r in rs:
+        assert [(c.finish, c.delivered, len(c.output_ids)) for c in r.calls] == [('aborted', (), 0)] and r.s.stats.disconnects == 1 and not r.refused, r
+        assert not r.ex.timed_out and r.ex.killed == ('outside' if sig == signal.SIGKILL else r.ex.killed), r

@@ -39,7 +39,11 @@ class Expect(Strict):
     "The tree of a plain run of several turns."
     roots: int = 1
     leaves: int = 1
-    drift: int = 0
+    drift: int | Literal['calls'] = 0  # `calls`: one for each replayed tool call, as the program writes its arguments anew
+
+    def tree(self, calls: int) -> dict:
+        "`roots, leaves, drift` of a run with so many model calls, a tool call in each but the last."
+        return dict(roots=self.roots, leaves=self.leaves, drift=calls - 1 if self.drift == 'calls' else self.drift)
 
 class Spec(Strict):
     "A `harness.toml`, without its variants."
