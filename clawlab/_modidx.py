@@ -58,6 +58,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'clawlab.capture.codec.dumps': ('capture.codec.html#dumps', 'clawlab/capture/codec.py'),
                                        'clawlab.capture.codec.encode': ('capture.codec.html#encode', 'clawlab/capture/codec.py'),
                                        'clawlab.capture.codec.frame_of': ('capture.codec.html#frame_of', 'clawlab/capture/codec.py'),
+                                       'clawlab.capture.codec.goes_on': ('capture.codec.html#goes_on', 'clawlab/capture/codec.py'),
                                        'clawlab.capture.codec.loads': ('capture.codec.html#loads', 'clawlab/capture/codec.py'),
                                        'clawlab.capture.codec.pack_extra': ('capture.codec.html#pack_extra', 'clawlab/capture/codec.py'),
                                        'clawlab.capture.codec.pack_text': ('capture.codec.html#pack_text', 'clawlab/capture/codec.py'),

@@ -144,6 +144,21 @@ def test_bodies_round_trip(a, b):
     base = (call('c'), b)
     assert unpack_text(pack_text(call('d'), a, base)[0], base)[0] == a
 
+@settings(max_examples=200)
+@given(st.binary(max_size=60), st.binary(min_size=40, max_size=80), st.binary(max_size=60), st.binary(max_size=40), st.binary(max_size=40), st.integers(0, 20))
+def test_what_stood_behind_a_list_is_found_behind_what_was_added(head, tail, new, a, b, n):
+    "Codex: the list grows in the middle, the tools stand behind it, and what ends the body is another each time."
+    old, now = head + tail*n + a, head + new + tail*n + b
+    base = call('c'), old
+    assert unpack_text(pack_text(call('d'), now, base)[0], base)[0] == now
+
+def test_tools_behind_a_list_are_stored_once():
+    tools = json.dumps([dict(name=f'tool{i}', description=str(random.Random(i).random())*9) for i in range(50)])
+    old, now = (f'{{"input":["{"x"*900}"{new}],"tools":{tools},"stamp":"{stamp}"}}'.encode() for new, stamp in (('', 'a1'), (',"answer"', 'b2')))
+    base = call('c'), old
+    data = pack_text(call('d'), now, base)[0]
+    assert len(tools) > 9000 and len(data) < 700 and unpack_text(data, base)[0] == now
+
 def test_large_bodies_against_each_other(store):
     a = os.urandom(9_000_000); b = a[:-5] + b'other' + b'tail'
     store.put_call(call('a'), a); store.put_call(call('b', 1, parent_id='a'), b).result()
@@ -339,7 +354,7 @@ def test_durability_is_a_setting(tmp_path, monkeypatch):
 
 def test_a_store_of_an_older_clawlab_is_one_clear_line(tmp_path):
     db = sqlite3.connect(tmp_path/'old.db'); db.execute('create table calls(call_id text)'); db.execute('pragma user_version=1'); db.close()
-    with pytest.raises(InputError, match='format 1; this clawlab reads format 2'): Store.open(tmp_path/'old.db')
+    with pytest.raises(InputError, match='format 1; this clawlab reads format 3'): Store.open(tmp_path/'old.db')
     db = sqlite3.connect(tmp_path/'other.db'); db.execute('create table things(x)'); db.close()
     with pytest.raises(InputError, match='no store of clawlab'): Store.open(tmp_path/'other.db')
 

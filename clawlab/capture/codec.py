@@ -13,7 +13,7 @@ from ..records import Call, DataError, Message, message_from
 
 # %% auto #0
 __all__ = ['LEVEL', 'HEAD', 'STEPS', 'NO_FRAME', 'ARRAYS', 'APART', 'SMALL', 'shared_prefix', 'shared_ends', 'dumps', 'loads',
-           'same', 'shared_messages', 'Frame', 'short', 'changes', 'changed', 'said', 'words', 'pack_text',
+           'same', 'shared_messages', 'Frame', 'short', 'changes', 'changed', 'said', 'words', 'goes_on', 'pack_text',
            'unpack_text', 'pack_tokens', 'unpack_tokens', 'pack_extra', 'unpack_extra', 'Blobs', 'digest', 'encode',
            'decode', 'frame_of']
 
@@ -139,7 +139,7 @@ def changed(diff: dict, base: Call | None, size: int = 0) -> dict:
     return out
 
 # %% ../../nbs/13_capture.codec.ipynb #56fc7249
-_HEAD = struct.Struct('<5IB')   # shared beginning and end of the body, its middle, shared messages, length of the new ones, how many words are abbreviated
+_HEAD = struct.Struct('<7IB')   # shared beginning and end of the body, where its middle goes on as the base does and how far, length of the rest, shared messages, length of the new ones, how many words are abbreviated
 _CODES = [bytes([i]) for i in (*range(1, 9), 11, 12, *range(14, 32))]   # JSON has these nowhere
 
 def said(call: Call | None) -> tuple:
@@ -163,6 +163,11 @@ def _spell(data, known):
     for c, w in zip(_CODES, known): data = data.replace(c, w)
     return data
 
+def goes_on(middle: bytes, rest: bytes) -> tuple[int, int]:
+    "(where, how far) the middle of a body goes on as the rest of its base does: behind what was added to a list stands what stood behind it."
+    at = middle.rfind(rest[:48]) if len(rest) >= 48 else -1
+    return (at, shared_prefix(np.frombuffer(middle, np.uint8, offset=at), np.frombuffer(rest, np.uint8))) if at >= 0 else (0, 0)
+
 def pack_text(call: Call,
               body: bytes,                      # the raw request
               base: tuple[Call, bytes] | None   # an earlier call with its body
@@ -171,19 +176,20 @@ def pack_text(call: Call,
     b, known = base or (None, b'')
     n, m = shared_ends(body, known)
     k = shared_messages(said(b), call.messages)
-    middle, messages = body[n:len(body) - m], dumps([short(x) for x in call.messages[k:]])
+    at, on = goes_on(middle := body[n:len(body) - m], known[n:len(known) - m])
+    middle, messages = middle[:at] + middle[at + on:], dumps([short(x) for x in call.messages[k:]])
     alike = b is not None and b.tools == call.tools
     rest = changes(call, b, len(body)) | ({} if alike else {'tools': call.tools})
     data, terse = _abbreviate(middle + messages + dumps(rest), words(b))
-    return _HEAD.pack(n, m, len(middle), k, len(messages), terse) + data, k, alike
+    return _HEAD.pack(n, m, at, on, len(middle), k, len(messages), terse) + data, k, alike
 
 def unpack_text(data: bytes, base: tuple[Call, bytes] | None) -> tuple[bytes, tuple, dict]:
     "The inverse of `pack_text`: (body, messages, small fields and tools). Error: `DataError` where lengths contradict each other."
     b, known = base or (None, b'')
-    n, m, size, k, l, terse = _HEAD.unpack_from(data)
+    n, m, at, on, size, k, l, terse = _HEAD.unpack_from(data)
     parts, before = memoryview(_spell(data[_HEAD.size:], words(b)[:terse])), said(b)
-    if n + m > len(known) or k > len(before) or size + l > len(parts): raise DataError('contradicting lengths')
-    body = b''.join((known[:n], parts[:size], known[len(known) - m:]))
+    if n + on + m > len(known) or at > size or k > len(before) or size + l > len(parts): raise DataError('contradicting lengths')
+    body = b''.join((known[:n], parts[:at], known[n:n + on], parts[at:size], known[len(known) - m:]))
     messages = before[:k] + tuple(map(message_from, loads(bytes(parts[size:size + l]))))
     rest = loads(bytes(parts[size + l:]))
     tools = tuple(rest['tools']) if 'tools' in rest else b.tools
@@ -193,8 +199,10 @@ def unpack_text(data: bytes, base: tuple[Call, bytes] | None) -> tuple[bytes, tu
 _LENS = struct.Struct('<4IBB')   # shared ids, new ids, sampled ids, bytes of the compressed ids, bytes of an id, one version for all?
 
 def _narrow(ids: np.ndarray) -> tuple[bytes, int]:
-    "Token ids as three bytes each, four where they don't fit; and how many."
-    if len(ids) and (int(ids.max()) >= 1 << 24 or int(ids.min()) < 0): return ids.tobytes(), 4
+    "Token ids as two bytes each, three or four where they don't fit; and how many."
+    low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
+    if low < 0 or high >= 1 << 24: return ids.tobytes(), 4
+    if high < 1 << 16: return ids.astype(np.uint16).tobytes(), 2
     return ids.view(np.uint8).reshape(-1, 4)[:, :3].tobytes(), 3
 
 def _wide(data: bytes, width: int) -> np.ndarray:
@@ -221,7 +229,7 @@ def unpack_tokens(data: bytes, base: Call | None, frame: Frame = NO_FRAME) -> tu
     s, n, o, z, width, one = _LENS.unpack_from(data)
     head, at = _stream(base) if s else np.zeros(0, np.int32), _LENS.size + z
     ids = frame.unzip(data[_LENS.size:at], 'ids', base is None)
-    if s > len(head) or width not in (3, 4) or len(ids) != width*(n + o) or len(data) != at + 4*o + 4*(1 if one else o) + 4: raise DataError('contradicting lengths')
+    if s > len(head) or width not in (2, 3, 4) or len(ids) != width*(n + o) or len(data) != at + 4*o + 4*(1 if one else o) + 4: raise DataError('contradicting lengths')
     new, v = _wide(ids, width), np.frombuffer(data, np.int32, 1 if one else o, at + 4*o)
     return np.concatenate([head[:s], new[:n]]), new[n:], np.frombuffer(data, np.float32, o, at), np.repeat(v, o) if one else v
 

@@ -30,7 +30,7 @@ create index frames_kind on frames(kind);
 create table sessions(session_id text primary key, key_hash text, rollout_id text not null, revoked integer not null, data text not null);
 create index sessions_key on sessions(key_hash);
 '''
-FORMAT = 2   # of a store
+FORMAT = 3   # of a store
 _old = lambda where, found: InputError(f'{where}: a store of format {found}; this clawlab reads format {FORMAT}' + (' (an older clawlab wrote it, and can read it)' if found < FORMAT else ''))
 
 # %% ../../nbs/13a_capture.database.ipynb #5f61adcd

@@ -22,7 +22,7 @@ __all__ = ['log', 'RUN', 'BUILD', 'Kind', 'Run', 'Kept', 'Runs', 'write', 'frame
 
 # %% ../../nbs/13b_capture.runs.ipynb #0311f67d
 RUN = 15               # calls in a run
-BUILD = (2, 16, 256)   # a frame is made when the so-manieth run of a kind begins
+BUILD = (2, 64, 1024)   # a frame is made when the so-manieth run of a kind begins
 
 @dataclass(eq=False)
 class Kind:

@@ -20,13 +20,13 @@ def log_size(parts: Iterable[bytes], level: int = 3) -> int:
     z = zstandard.ZstdCompressor(level=level).compressobj()
     return sum(len(z.compress(p)) for p in parts) + len(z.flush())
 
-def line(call, body: bytes) -> bytes:
-    "All that is known of a call as a line of JSON."
-    return to_json({**{k: getattr(call, k) for k in ('call_id', 'rollout_id', 'seq', 'role', 'delivered', 'tools', *SMALL, *ARRAYS)},
+def line(call, body: bytes, tokens=True) -> bytes:
+    "All that is known of a call as a line of JSON; with or without its token arrays."
+    return to_json({**{k: getattr(call, k) for k in ('call_id', 'rollout_id', 'seq', 'role', 'delivered', 'tools', *SMALL, *(ARRAYS if tokens else ()))},
                     'body': body.decode('utf-8', 'replace')}).encode('utf-8', 'surrogatepass') + b'\n'
 
 def stored(played: list[tuple[Rollout, list[bytes]]]) -> dict:
-    "Write rollouts with their bodies into a fresh store, and weigh it: bytes of requests, bytes of the file, CPU milliseconds of a put."
+    "Write rollouts with their bodies into a fresh store, and weigh it: bytes of all but the tokens, bytes of the file, CPU milliseconds of a put."
     with tempfile.TemporaryDirectory() as tmp, Store.open(f'{tmp}/x.db') as s:
         cpu = lambda: s.writer.submit(lambda db: time.thread_time()).result()
         for r, _ in played: s.put_rollout(r)
@@ -36,8 +36,8 @@ def stored(played: list[tuple[Rollout, list[bytes]]]) -> dict:
         t, n = cpu() - t, sum(len(b) for _, b in played)
         s.gc()
         one = lambda sql: int(s.read(f'select coalesce({sql}, 0) n')[0]['n'])
-        requests = one('(select sum(length(text) + length(hash)) from calls)') + one('(select sum(length(text) + length(hash)) from frames)')
-        return dict(requests=requests, file=s.base.size(s.writer.db), cpu_ms=1e3*t/max(n, 1))
+        text = one('(select sum(length(text) + length(hash)) from calls)') + one('(select sum(length(text) + length(hash)) from frames)')
+        return dict(text=text, file=s.base.size(s.writer.db), cpu_ms=1e3*t/max(n, 1))
 
 # %% ../../nbs/13d_capture.sizes.ipynb #6721ae72
 def from_store(url: str, harness: str | None = None, most: int = 200) -> dict[str, list]:
@@ -63,7 +63,8 @@ def bench_rows(source: str | list[str] | dict[str, list], # URLs of stores, or `
     for case, played in source.items():
         n, raw = len(played), sum(len(b) for _, bs in played for b in bs)
         w, calls = stored(played), [(c, b) for r, bs in played for c, b in zip(r.calls, bs)]
-        piles = {'bodies, uncompressed': raw, 'bodies, zstd -3 of the log': log_size(b for _, b in calls), 'clawlab, requests': w['requests'],
+        piles = {'bodies, uncompressed': raw, 'bodies, zstd -3 of the log': log_size(b for _, b in calls),
+                 'without tokens, zstd -3 of the log': log_size(line(c, b, False) for c, b in calls), 'clawlab, without tokens': w['text'],
                  'everything, zstd -3 of the log': log_size(line(c, b) for c, b in calls), 'clawlab, everything': w['file']}
         rows += [dict(case=case, system=k, metric='bytes per rollout', value=round(v/n), n=n) for k, v in piles.items()]
         rows += [dict(case=case, system=k, metric='percent of the bodies', value=round(100*v/raw, 2), n=n) for k, v in piles.items() if v != raw]
