@@ -529,6 +529,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                          'clawlab.capture.lineage.Node': ('capture.lineage.html#node', 'clawlab/capture/lineage.py'),
                                          'clawlab.capture.lineage.Node.owns': ( 'capture.lineage.html#node.owns',
                                                                                 'clawlab/capture/lineage.py'),
+                                         'clawlab.capture.lineage.Node.prompt': ( 'capture.lineage.html#node.prompt',
+                                                                                  'clawlab/capture/lineage.py'),
                                          'clawlab.capture.lineage.Node.rank': ( 'capture.lineage.html#node.rank',
                                                                                 'clawlab/capture/lineage.py'),
                                          'clawlab.capture.lineage.Step': ('capture.lineage.html#step', 'clawlab/capture/lineage.py'),

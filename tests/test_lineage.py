@@ -460,11 +460,13 @@ def test_P48_nothing_old_is_hashed_again(monkeypatch, same):
     assert build_tree(list(k.calls.values())).stats['token_leaves'] == 1
 
 def test_memory_is_linear():
-    "The prompt of a call becomes a view into its successor's: one buffer a branch."
+    "The prompt of a call is the beginning of its successor's: one buffer a branch."
     k = Talk(); h = (S, U)
-    for i in range(10): c = k.say(h, f'a{i}'); h = (*h, c.response, U)
+    calls = []
+    for i in range(10): calls.append(c := k.say(h, f'a{i}')); h = (*h, c.response, U)
     nodes = list(k.lin.nodes.values())
-    assert all(n.prompt.base is not None for n in nodes[:-1])
+    for n, c in zip(nodes, calls, strict=True): np.testing.assert_array_equal(n.prompt, c.prompt_ids)
+    assert [n.own is None for n in nodes] == [True]*(len(nodes) - 1) + [False], "one prompt is kept, the others are its beginnings"
 
 def test_random_sessions_never_lose_a_token():
     "Whatever forks, retries and interleavings: the prompt always starts with prompt + output of its anchor, and decodes to the request."

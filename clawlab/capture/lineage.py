@@ -72,7 +72,7 @@ class Node:
     "A completed call, as far as later calls need it."
     call_id: str
     seq: int
-    prompt: np.ndarray         # int32[P]; becomes a view into its successor's prompt
+    own: np.ndarray | None     # int32[P]: its prompt, until a successor's begins with it
     output: np.ndarray         # int32[O]
     frame: bytes               # system prompt and tools, exactly as rendered
     response: Message
@@ -80,6 +80,14 @@ class Node:
     dialect: str = ''
     delivered: tuple = ()
     ids: frozenset = frozenset() # of its tool calls, without prefix
+    after: tuple | None = None   # (successor whose prompt begins with this one's, P)
+
+    @property
+    def prompt(self) -> np.ndarray:
+        "int32[P]. Along a chain only the last prompt is kept: the others are its beginnings."
+        n = self
+        while n.after: n = n.after[0]
+        return n.own if n is self else n.own[:self.after[1]]
 
     @property
     def rank(self):
@@ -267,7 +275,7 @@ def add(self, call: Call, match: Match | None = None):
         self._ids.update(dict.fromkeys(ids, call.call_id))
         self._from.setdefault(match.step.strict, []).append(node)
         self._enter(node, call.response)
-        if (a := self.nodes.get(call.anchor_id)) and len(a.prompt) <= len(call.prompt_ids): a.prompt = call.prompt_ids[:len(a.prompt)]
+        if (a := self.nodes.get(call.anchor_id)) and a.after is None and len(a.own) <= len(call.prompt_ids): a.after, a.own = (node, len(a.own)), None
 
 @_patch(Lineage)
 def _placed(self, call):

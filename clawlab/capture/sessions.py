@@ -90,7 +90,7 @@ class Session:
     revoked: bool = False
     tasks: set = field(default_factory=set)  # calls in flight
     readers: dict = field(default_factory=dict)                 # dialect -> Reader
-    recent: OrderedDict = field(default_factory=OrderedDict)    # call_id -> Call, the newest few: what `previous_response_id` may name
+    recent: OrderedDict = field(default_factory=OrderedDict)    # call_id -> Call without tokens, the newest few: what `previous_response_id` may name
 
     @property
     def rollout_id(self): return self.rollout.rollout_id
@@ -103,7 +103,8 @@ class Session:
         return self.readers[dialect]
 
     def remember(self, call: Call, most=8):
-        self.recent[call.call_id] = call
+        "Keep what a request that names `call` needs of it: all but the tokens."
+        self.recent[call.call_id] = replace(call, prompt_ids=(), output_ids=(), logprobs=(), versions=(), kept_mass=None, routed_experts=None)
         if len(self.recent) > most: self.recent.popitem(last=False)
 
 # %% ../../nbs/14d_capture.sessions.ipynb #05be3114
