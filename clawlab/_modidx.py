@@ -533,6 +533,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                          'clawlab.capture.lineage.Step': ('capture.lineage.html#step', 'clawlab/capture/lineage.py'),
                                          'clawlab.capture.lineage.Step.__init__': ( 'capture.lineage.html#step.__init__',
                                                                                     'clawlab/capture/lineage.py'),
+                                         'clawlab.capture.lineage.Step.run': ( 'capture.lineage.html#step.run',
+                                                                               'clawlab/capture/lineage.py'),
                                          'clawlab.capture.lineage.Step.to': ('capture.lineage.html#step.to', 'clawlab/capture/lineage.py'),
                                          'clawlab.capture.lineage._anchor': ('capture.lineage.html#_anchor', 'clawlab/capture/lineage.py'),
                                          'clawlab.capture.lineage._at': ('capture.lineage.html#_at', 'clawlab/capture/lineage.py'),
