@@ -218,7 +218,7 @@ def usage_json(usage) -> dict:
 
 # %% ../../../nbs/11c_capture.dialects.responses.ipynb #7b6bfbaa
 def _response(id: str, request: Request | None, status: str, output=(), usage=None, error=None) -> dict:
-    asked = request.sampling if request else {}
+    asked = json.loads(json.dumps(request.sampling), parse_constant=lambda c: None) if request else {}   # 1e400 can be asked, but not be said
     return dict(id=f'resp_{id}', object='response', created_at=int(time.time()), status=status, background=False, error=error,
                 incomplete_details=dict(reason='max_output_tokens') if status == 'incomplete' else None, instructions=None,
                 max_output_tokens=request and request.max_tokens, model=request.model if request else '', output=list(output),
