@@ -706,6 +706,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                           'clawlab.capture.sessions.Session.rollout_id': ( 'capture.sessions.html#session.rollout_id',
                                                                                            'clawlab/capture/sessions.py'),
                                           'clawlab.capture.sessions.Stats': ('capture.sessions.html#stats', 'clawlab/capture/sessions.py'),
+                                          'clawlab.capture.sessions.Stats.count': ( 'capture.sessions.html#stats.count',
+                                                                                    'clawlab/capture/sessions.py'),
                                           'clawlab.capture.sessions.Stats.count_unknown': ( 'capture.sessions.html#stats.count_unknown',
                                                                                             'clawlab/capture/sessions.py'),
                                           'clawlab.capture.sessions.call_seed': ( 'capture.sessions.html#call_seed',
