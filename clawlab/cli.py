@@ -204,7 +204,7 @@ async def _proxy(engine, store, port, host, suite, task, open_, max_tokens, temp
         for sig in (signal.SIGINT, signal.SIGTERM): asyncio.get_running_loop().add_signal_handler(sig, stop.set)
         await stop.wait()
         if door: await door.cleanup()
-        if open_: say(f'clawlab: {len(await p.close_session(s.session_id))} calls captured')
+        if open_: say(f'clawlab: {len(await p.close_session(s.session_id, timeout=1))} calls captured')
 
 # %% ../nbs/90_cli.ipynb #3b375243
 @app.command()

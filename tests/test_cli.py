@@ -131,15 +131,19 @@ def test_installed_harnesses_conform(capfd):
     assert main(['harness', 'check', *here]) == 0 and json.loads(capfd.readouterr().out.splitlines()[-1])['ok']
 
 def test_proxy_serves_an_open_session_until_interrupted(tmp_path):
-    (tmp_path/'s.jsonl').write_text('{"text": "Hello."}\n')
+    "A call at work is cut and recorded; nobody waits for it."
+    (tmp_path/'s.jsonl').write_text('{"text": "Hello."}\n{"text": "zz", "delay_s": 120, "match": "slow"}\n')
     p = subprocess.Popen([sys.executable, '-m', 'clawlab.cli', 'proxy', '--engine', f'script:{tmp_path}/s.jsonl', '--store', tmp_path/'x.db', '--open'], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, 'PYTHONPATH': str(ROOT)})
     try:
         d = json.loads(p.stdout.readline())
-        req = urllib.request.Request(d['base_url'] + '/v1/chat/completions', json.dumps(dict(model='m', messages=[dict(role='user', content='hi')])).encode(), {'Content-Type': 'application/json'})
+        body = lambda text: json.dumps(dict(model='m', messages=[dict(role='user', content=text)])).encode()
+        slow = socket.create_connection(('127.0.0.1', int(d['url'].rsplit(':', 1)[1])))
+        slow.sendall(f"POST /s/{d['session']}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body('slow'))}\r\n\r\n".encode() + body('slow'))
+        req = urllib.request.Request(d['base_url'] + '/v1/chat/completions', body('hi'), {'Content-Type': 'application/json'})
         assert json.load(urllib.request.urlopen(req))['choices'][0]['message']['content'] == 'Hello.'
-        p.send_signal(signal.SIGINT); out, err = p.communicate(timeout=30)
+        p.send_signal(signal.SIGINT); out, err = p.communicate(timeout=20)
     finally: p.kill(); p.wait()
-    assert p.returncode == 0 and '1 calls captured' in err
+    assert p.returncode == 0 and '2 calls captured' in err and slow.recv(1) == b''
     assert main(['tree', '--store', str(tmp_path/'x.db'), '--rollout', d['rollout']]) == 0
 
 def test_proxy_opens_sessions_for_its_owner_only(tmp_path):

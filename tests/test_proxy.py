@@ -88,6 +88,24 @@ async def test_commit_that_fails_is_never_served(tmp_path):
         status, body = await lab.ask(CHAT, user())
         assert status == 500 and 'disk full' in body['error']['message'] and not lab.s.lineage.nodes
 
+async def test_a_full_disk_leaves_no_hole(tmp_path):
+    "While the store can't be written nothing is served or counted; afterwards the record goes on where it ended, and nothing is said to be missing."
+    async with Lab(tmp_path, ScriptEngine([str(i) for i in range(9)])) as lab:
+        writing, full = lab.store.put_call, [True]
+        def put(call, body):
+            if not full: return writing(call, body)
+            from concurrent.futures import Future
+            f = Future(); f.set_exception(OSError('disk full')); return f
+        lab.store.put_call = put
+        for path, stream in itertools.product((CHAT, ANTH, RESP), (False, True)):
+            async with lab.post(path, **wire(path, stream=stream)) as r: assert r.status == 500 and 'disk full' in await r.text()
+        assert lab.s.stats.calls == 0 and lab.s.promised == 0
+        full.clear()
+        for i in range(2): assert (await lab.ask(CHAT, user()))[0] == 200
+        lab.store.put_call = lambda call, body: put(call, body) if call.finish == 'error' or full else (full.append(1), put(call, body), full.clear())[1]
+        assert (await lab.ask(CHAT, user()))[0] == 500    # the reply could not be written, its failure could
+        assert [(c.seq, c.finish) for c in lab.calls] == [(0, 'stop'), (1, 'stop'), (2, 'error')] and not lab.store.verify()['rollouts']['incomplete'] and lab.s.stats.calls == 2
+
 @BOTH
 async def test_a_conversation_is_one_chain(tmp_path, path):
     "Token in, token out, over the wire, in both dialects."
@@ -341,6 +359,43 @@ async def test_P41_bodies_on_their_way_take_nobody_s_place(tmp_path):
             w.close()
         assert lab.s.stats.refused[408] == 20 and len(lab.calls) == 1
 
+async def test_a_previous_response_is_looked_up_not_searched(tmp_path):
+    "One call is read, whoever is asked for; another session's is unknown."
+    async with Lab(tmp_path, ScriptEngine(['a']*20)) as lab:
+        other = await lab.proxy.open_session(Rollout('r2', 't', 'h'))
+        async def ask(**kw):
+            async with lab.post(RESP, model='m', input='x', **kw) as r: return r.status, await r.json()
+        first = (await ask())[1]['id']
+        for _ in range(9): assert (await ask())[0] == 200
+        async with lab.post(RESP, s=other, model='m', input='x') as r: foreign = (await r.json())['id']
+        def everything(*a): raise AssertionError('all calls were read')
+        calls, lab.store.calls = lab.store.calls, everything
+        for id, want in ((first, 200), (foreign, 400), ('resp_nobody', 400), ('resp_\0', 400), ('resp_', 200)):
+            status, body = await ask(previous_response_id=id)
+            assert status == want and (want == 200 or 'not found' in body['error']['message']), (id, body)
+        lab.store.calls = calls
+        assert [len(c.messages) for c in lab.calls] == [1]*10 + [3, 1]
+
+async def test_numbers_that_json_can_t_say_are_not_echoed(tmp_path):
+    async with Lab(tmp_path, ScriptEngine(['a']*9)) as lab:
+        for path, stream in itertools.product((CHAT, ANTH, RESP), (False, True)):
+            body = json.dumps(wire(path, stream=stream, temperature=5e300)).replace('5e+300', '1e400').encode()
+            async with lab.post(path, data=body) as r: assert r.status == 200 and not {b'Infinity', b'NaN'} & set((await r.read()).replace(b',', b' ').split())
+        assert {c.requested['temperature'] for c in lab.calls} == {float('inf')}
+
+async def test_a_body_that_waits_to_be_asked_for(tmp_path):
+    "`Expect: 100-continue` (curl, Java, .NET): the body is asked for once the key is known and the size is right."
+    body = json.dumps(wire(CHAT)).encode()
+    async with Lab(tmp_path, ScriptEngine(['a']*3), max_body=999) as lab:
+        for key, size, want in ((lab.s.api_key, len(body), b'HTTP/1.1 100 Continue\r\n\r\n'), ('nope', len(body), b'HTTP/1.1 401 '), (lab.s.api_key, 1000, b'HTTP/1.1 413 ')):
+            r, w = await asyncio.open_connection('127.0.0.1', lab.proxy.port)
+            w.write(f'POST {lab.s.base_path}{CHAT} HTTP/1.1\r\nHost: x\r\nx-api-key: {key}\r\nExpect: 100-continue\r\nContent-Length: {size}\r\n\r\n'.encode())
+            assert await asyncio.wait_for(r.readexactly(len(want)), 5) == want
+            if b' 100 ' in want:
+                w.write(body)
+                assert (await asyncio.wait_for(r.readuntil(b'\r\n\r\n'), 5)).startswith(b'HTTP/1.1 200 ')
+            w.close()
+
 async def test_P41_one_session_can_t_take_every_place(tmp_path):
     eng = Held()
     async with Lab(tmp_path, eng, max_inflight=4) as lab:
@@ -424,7 +479,7 @@ async def test_budgets_of_calls_at_the_same_time(tmp_path, path):
         async def one(i):
             async with lab.post(path, **wire(path, str(i))) as r: return r.status
         ask = [asyncio.create_task(one(i)) for i in range(4)]
-        await until(lambda: len(eng.at_work) == 2 and lab.proxy.metrics()['generating'] == 4)
+        await until(lambda: len(eng.at_work) == 2 and lab.proxy.inflight == 4)
         assert limit() == [8, 2]             # the other two wait: all that is left is promised
         eng.at_work[0].set(); await until(lambda: len(eng.at_work) == 3)
         assert limit() == [8, 2, 2]          # of 8 it used 6
@@ -432,11 +487,44 @@ async def test_budgets_of_calls_at_the_same_time(tmp_path, path):
         assert sorted([await t for t in ask]) == [200, 200, 200, 400] and sum(len(c.output_ids) for c in lab.calls) == 10
         assert lab.s.promised == 0 and lab.s.stats.truncated and lab.s.stats.clamped == 2
 
+async def test_who_waits_for_a_budget_holds_no_slot(tmp_path):
+    "Calls that wait for their own session's tokens are in nobody's way, and a drain doesn't wait for them."
+    eng = Counting()
+    async with Lab(tmp_path, eng, dict(max_output_tokens=10), sampling=Sampling(max_tokens=10), slots=2) as lab:
+        other = await lab.proxy.open_session(Rollout('r2', 't', 'h'))
+        mine = [asyncio.create_task(lab.ask(CHAT, user(x))) for x in 'abc']
+        await until(lambda: lab.proxy.inflight == 3)
+        async def theirs():
+            async with lab.post(s=other, **wire(CHAT)) as r: return r.status
+        theirs = asyncio.create_task(theirs())
+        await until(lambda: len(eng.at_work) == 2)
+        assert lab.proxy.metrics()['generating'] == 2
+        await lab.proxy.pause()
+        for go in eng.at_work: go.set()
+        await asyncio.wait_for(lab.proxy.drain(), 5)
+        assert await theirs == 200 and len(eng.at_work) == 2
+        await lab.proxy.resume()
+        assert sorted([(await t)[0] for t in mine]) == [200, 400, 400] and lab.s.promised == 0 and len(eng.at_work) == 2
+
+@pytest.mark.parametrize('ids, finish', [([97]*6, 'stop'), ([5, 10**6, 5, 5, 5, 5], 'error')])
+async def test_a_budget_is_of_tokens_sampled(tmp_path, ids, finish):
+    "Whatever became of them: also those of replies that couldn't be read, before a restart as after it."
+    eng = Held()
+    async def generate(ids_, sampling, context): n = min(6, sampling.max_tokens); return Generation(ids[:n], [-.5]*n, [0]*n)
+    eng.generate = generate
+    async with Lab(tmp_path, eng, dict(max_output_tokens=10)) as lab:
+        for want in (6, 10, 10):
+            await lab.ask(CHAT, user()); assert lab.s.stats.output_tokens == want
+        assert [len(c.output_ids) for c in lab.calls] == [6, 4] and {c.finish for c in lab.calls} == {finish} and lab.s.stats.truncated
+    store = Store.open(tmp_path/'calls.db')
+    async with Proxy(eng, store) as proxy: assert (await proxy.session(lab.s.session_id)).stats.output_tokens == 10
+    store.close()
+
 async def test_a_failed_call_gives_its_part_of_the_budget_back(tmp_path):
     eng = Counting()
     async with Lab(tmp_path, eng, dict(max_output_tokens=10), sampling=Sampling(max_tokens=10)) as lab:
         gone, waits = (asyncio.create_task(lab.ask(CHAT, user(x))) for x in 'ab')
-        await until(lambda: len(eng.at_work) == 1 and lab.proxy.metrics()['generating'] == 2)
+        await until(lambda: len(eng.at_work) == 1 and lab.proxy.inflight == 2)
         gone.cancel()
         await until(lambda: len(eng.at_work) == 2)
         eng.at_work[1].set()
@@ -840,7 +928,8 @@ async def test_admin_types_and_listing(tmp_path):
         async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(f'{tmp_path}/sock')) as door:
             for bad in (b'[]', b'3', b'{"seed": "x"}', b'{"sample": 1.5}', b'{"task_id": 7}', b'{"meta": []}', b'{"sampling": 3}', b'{"sampling": {"temperature": "hot"}}', b'{"sampling": {"heat": 1}}',
                         b'{"sampling": {"temperature": -1}}', b'{"max_calls": -1}', b'{"max_calls": true}', b'{"max_seconds": "1"}', b'{"keyless": 1}', b'{"on_engine_failure": "no"}', b'{"outcome": "ok"}',
-                        b'{"expect_harness": 5}', b'{"expect_harness": {"agent": "x"}}', b'{"rollout_id": ""}', b'{"task_id": "\\ud800"}', b'\xff', b'{"calls": []}'):
+                        b'{"expect_harness": 5}', b'{"expect_harness": {"agent": "x"}}', b'{"rollout_id": ""}', b'{"task_id": "\\ud800"}', b'{"task_id": "a\\u0000"}', b'{"rollout_id": "x\\u0000"}', b'{"sample": 9223372036854775808}', b'{"max_seconds": 1e400}',
+                        b'{"sampling": {"temperature": 1e400}}', b'{"sampling": {"seed": -9223372036854775809}}', b'\xff', b'{"calls": []}'):
                 async with door.post('http://a/sessions', data=bad) as r:
                     text = (await r.json())['error']
                     assert r.status == 400 and text and '\n' not in text, (bad, text)
@@ -848,6 +937,9 @@ async def test_admin_types_and_listing(tmp_path):
             async with door.get('http://a/sessions') as r: assert {x['session'] for x in await r.json()} == {s['session'], lab.s.session_id}
             async with door.get('http://a/sessions', params=dict(rollout=s['rollout_id'])) as r: assert [x['session'] for x in await r.json()] == [s['session']]
             async with door.get('http://a/metrics') as r: assert 'clawlab_sessions 2.0' in await r.text()
+            lab.store.put_rollout = lambda r: 1/0   # a store that fails is told, too
+            async with door.post('http://a/sessions', json={}) as r: assert r.status == 500 and 'ZeroDivisionError' in (await r.json())['error']
+            async with door.get('http://a/nope') as r: assert r.status == 404
             for what, paused in (('pause', 1), ('drain', 1), ('resume', 0)):
                 async with door.post(f'http://a/{what}') as r: assert r.status == 200 and lab.proxy.metrics()['paused'] == paused
             assert lab.proxy.sessions[s['session']].max_seconds == 60 and lab.store.rollout(s['rollout_id']).seed == 4

@@ -466,7 +466,7 @@ def test_sessions_are_kept(store):
     store.put_session('s1', 'hash', 'r', sampling=dict(temperature=.5))
     assert store.session('s1')['data'] == {'sampling': {'temperature': .5}} and store.session(key_hash='hash')['session_id'] == 's1'
     store.put_session('s1', None, 'r', True)
-    assert store.session('s1')['revoked'] and store.session(key_hash='hash') is None and store.session('zz') is None
+    assert store.session('s1')['revoked'] and store.session(key_hash='hash') is None and store.session('zz') is store.session('s1\0') is None
 
 def test_what_the_proxy_asks_for_is_looked_up_never_searched(store, monkeypatch):
     "A key, a session, the calls of a rollout, a call: each costs the same in a small store and in a large one."

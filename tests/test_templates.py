@@ -401,6 +401,11 @@ def test_words_are_left_to_the_library_where_a_tokenizer_looks_further():
     assert t._words is None and t._encode('say hello').tolist() == tok.encode('say hello', add_special_tokens=False).ids
     assert ascii_pattern(GPT2).findall('a  b') == ['a', ' ', ' b']
 
+@pytest.mark.parametrize('pattern', [r'\p{N}{1,3}+|\p{L}+|\s+|.', r'(?m:.+)|\s+', r'\S+\Z|\S|\s', r'^\s*\S+$|\s+|\S+', r'\p{N}{3}?|.', r'\h+|\s|.', r'\R|.', r'(?<x>a)|.', r'\bword|.'])
+def test_a_pattern_that_the_library_reads_otherwise_is_left_to_it(pattern):
+    "The library's expressions are Oniguruma's: there `{1,3}+` repeats, `(?m:` lets the dot match line ends, `\\Z` matches before the last one."
+    with pytest.raises(ValueError): ascii_pattern(pattern)
+
 def test_words_kept_are_bounded():
     t, tok = cut_by(SPLIT)
     t._words.most = 50

@@ -4,10 +4,10 @@
 
 # %% ../../nbs/15b_capture.admin.ipynb #4abdc1b9
 from __future__ import annotations
-import hmac, os, secrets, socket, time
+import hmac, logging, os, secrets, socket, time
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field, ValidationError
@@ -15,38 +15,44 @@ from .engines.base import Sampling
 from .proxy import Proxy
 from ..records import InputError, Rollout
 
+log = logging.getLogger('clawlab.proxy')
+
 # %% auto #0
-__all__ = ['SamplingIn', 'Opening', 'opening', 'admin_app', 'start_admin']
+__all__ = ['log', 'Int', 'Real', 'Text', 'SamplingIn', 'Opening', 'opening', 'admin_app', 'start_admin']
 
 # %% ../../nbs/15b_capture.admin.ipynb #309828eb
+Int = Annotated[int, Field(ge=-1 << 63, lt=1 << 63)]                    # what both databases can hold
+Real = Annotated[float, Field(allow_inf_nan=False)]
+Text = Annotated[str, Field(pattern='^[^\x00]*$')]
+
 class SamplingIn(BaseModel, extra='forbid', strict=True):
     "`engines.base.Sampling` as JSON."
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_tokens: int = 256
-    seed: int | None = None
+    temperature: Real = 1.0
+    top_p: Real = 1.0
+    top_k: Int = 0
+    max_tokens: Int = 256
+    seed: Int | None = None
 
 class Opening(BaseModel, extra='forbid', strict=True):
     "Body of `POST /sessions`: what is known of the rollout, and the session's options. All optional."
-    rollout_id: str = Field(default_factory=lambda: secrets.token_hex(8), min_length=1)
-    task_id: str = ''
-    harness: str = ''
-    harness_version: str = ''
-    group: str = ''
-    sample: int = 0
-    attempt: int = 0
-    seed: int = 0
-    split: str = 'train'
-    checkpoint: str = ''
+    rollout_id: Text = Field(default_factory=lambda: secrets.token_hex(8), min_length=1)
+    task_id: Text = ''
+    harness: Text = ''
+    harness_version: Text = ''
+    group: Text = ''
+    sample: Int = 0
+    attempt: Int = 0
+    seed: Int = 0
+    split: Text = 'train'
+    checkpoint: Text = ''
     meta: dict[str, Any] = {}
     sampling: SamplingIn | None = None
     expect_harness: str | dict[str, str | list[str]] | None = None
     report_length_as_stop: bool = False
     on_engine_failure: Literal['cut', 'event'] = 'cut'
-    max_calls: int | None = Field(None, ge=0)
-    max_output_tokens: int | None = Field(None, ge=0)
-    max_seconds: float | None = Field(None, ge=0)
+    max_calls: Int | None = Field(None, ge=0)
+    max_output_tokens: Int | None = Field(None, ge=0)
+    max_seconds: Real | None = Field(None, ge=0)
     keyless: bool = False
 
 def opening(body: bytes) -> tuple[Rollout, dict]:
@@ -69,6 +75,10 @@ def admin_app(proxy: Proxy, token: str = '' # required as bearer token, if given
             return web.json_response({'error': 'invalid token'}, status=401)
         try: return await handler(request)
         except InputError as e: return web.json_response({'error': str(e)}, status=400)
+        except web.HTTPException: raise
+        except Exception as e:   # the store, most likely
+            log.exception('%s', request.path)
+            return web.json_response({'error': f'{type(e).__name__}: {e}'}, status=500)
     async def create(request):
         rollout, opts = opening(await request.read())
         s = await proxy.open_session(rollout, **opts)

@@ -40,16 +40,23 @@ def _link(h: bytes, key: bytes) -> bytes: return blake2b(h + key, digest_size=16
 
 class Step:
     "A message at its place in a history, and the chains up to and including it."
-    __slots__ = ('message', 'key', 'strict', 'loose', 'begun', 'run', 'at', 'exact', 'next', 'filled')
+    __slots__ = ('message', 'key', 'strict', 'loose', 'begun', 'before', 'at', 'exact', 'next', 'filled')
     def __init__(self, message: Message | None = None, before: Step | None = None):
         self.message, self.next, self.filled = message, {}, None
-        if before is None: self.key = self.strict = self.loose = self.exact = b''; self.begun, self.run, self.at = False, (), self; return
+        if before is None: self.key = self.strict = self.loose = self.exact = b''; self.begun, self.before, self.at = False, None, self; return
         reply = message.role == 'assistant'
         self.key = k = message_key(message)
         self.strict, self.loose = _link(before.strict, k), _link(before.loose, k) if reply or not before.begun else before.loose
         self.begun = before.begun or message.role == 'user'
-        self.run, self.at = ((*before.run, message), before.at) if reply else ((), self)   # assistant messages at the end, and the step before them
+        self.before, self.at = (before, before.at) if reply else (None, self)   # the step before the assistant messages at the end
         self.exact = _digest(message.content.encode('utf-8', 'surrogatepass')) if message.role == 'system' and before.message is None else before.exact
+
+    @property
+    def run(self) -> list[Message]:
+        "The assistant messages at the end."
+        out, s = [], self
+        while s.before: out.append(s.message); s = s.before
+        return out[::-1]
 
     def to(self, m: Message) -> Step:
         "The step from here to `m`."
@@ -289,9 +296,9 @@ def _enter(self, node, reply, cut=None) -> Entry:
     e, b, k = Entry(node, cut), node.before, message_key(reply)
     put = lambda index, h, e: (near := index.setdefault(h, [])) is None or any(x.node is node for x in near) or near.append(e)
     put(self._strict, _link(b.strict, k), e); put(self._loose, _link(b.loose, k), e); put(self._reply, k, e)
-    if b.run:
-        both = (*b.run, reply)
-        k = message_key(Message('assistant', '\n'.join(t for m in both if (t := m.content.strip())), tool_calls=sum((m.tool_calls for m in both), ())))
+    if run := b.run:
+        both = (*run, reply)
+        k = message_key(Message('assistant', '\n'.join(t for m in both if (t := m.content.strip())), tool_calls=tuple(c for m in both for c in m.tool_calls)))
         for index, h in ((self._strict, b.at.strict), (self._loose, b.at.loose)): put(index, _link(h, k), Entry(node, cut, False))
     return e
 

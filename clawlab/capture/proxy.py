@@ -242,8 +242,9 @@ def prepare(self, s: Session, d, raw: bytes, headers) -> Job:
 @_patch(Proxy)
 def _continued(self, s, req):
     "A request that names the call it goes on from, with that call's messages in front."
-    call = s.recent.get(req.previous) or next((c for c in self.store.calls(s.rollout_id) if c.call_id == req.previous), None)
-    if call is None or call.response is None: raise Refused(400, 'invalid', f"Previous response with id 'resp_{req.previous}' not found.")
+    call = s.recent.get(req.previous)
+    with suppress(InputError): call = call or (self.store.call(req.previous) if req.previous.isalnum() else None)
+    if call is None or call.rollout_id != s.rollout_id or call.response is None: raise Refused(400, 'invalid', f"Previous response with id 'resp_{req.previous}' not found.")
     return replace(req, messages=responses.continued(req, call))
 
 # %% ../../nbs/15_capture.proxy.ipynb #4159b843
@@ -284,15 +285,16 @@ async def _call(self, t: Turn):
 @_patch(Proxy)
 async def _generate(self, t, ctx) -> Generation:
     "The engine's answer, when it is this session's turn."
-    begin = time.perf_counter()
-    await self.turnstile.enter(ctx.session_id)
+    begin, s = time.perf_counter(), t.session
+    t.claimed = n = await claim(s, t.sampling.max_tokens, self.turnstile)   # its budget, now that its turn has come
     entered = time.perf_counter()
     t.queued = entered - begin
     try:
-        t.claimed = n = await claim(t.session, t.sampling.max_tokens)   # its budget, now that its turn has come
         if n < t.sampling.max_tokens: t.sampling = replace(t.sampling, max_tokens=n)
-        return await self.engine.generate(t.job.ids, t.sampling, ctx)
-    except (EngineError, Refused): raise
+        gen = await self.engine.generate(t.job.ids, t.sampling, ctx)
+        s.stats.output_tokens += len(gen.ids)
+        return gen
+    except EngineError: raise
     except asyncio.CancelledError:
         if asyncio.current_task().cancelling(): raise
         raise EngineError('the engine gave the call up') from None
@@ -322,29 +324,30 @@ Proxy._quiet = _quiet
 @_patch(Proxy)
 async def _broken(self, t, why):
     "What the harness hears when the engine, or the store, has failed."
-    s = t.session
-    s.stats.engine_errors += 1; t.error = 'engine'
-    self._failed(t, 'error')
+    s, t.error, (c, put) = t.session, 'engine', self._failed(t, 'error')
+    s.stats.engine_errors += 1
+    try: await asyncio.wrap_future(put)
+    except Exception: s.seq -= s.seq == c.seq + 1   # nothing has this number
     if t.response is None: raise Refused(None, 'engine', why)
     return await t.fail(why) if s.on_engine_failure == 'event' else t.cut()
 
 # %% ../../nbs/15_capture.proxy.ipynb #bceb246a
 @_patch(Proxy)
 def _record(self, t, finish, call_id, response=None, **used) -> Call:
-    "The call of a turn, with the next number of its session."
-    s, job, req, gen = t.session, t.job, t.job.request, t.gen or Generation([], [], [])
-    c = Call(call_id, s.rollout_id, s.seq, job.ids, gen.ids, gen.logprobs, gen.versions, finish, job.match.parent_id, job.match.anchor_id, model=req.model,
+    "The call of a turn, with the next number of its session, or the one that could not be written."
+    s, job, req, gen, n = t.session, t.job, t.job.request, t.gen or Generation([], [], []), t.call.seq if t.call else t.session.seq
+    c = Call(call_id, s.rollout_id, n, job.ids, gen.ids, gen.logprobs, gen.versions, finish, job.match.parent_id, job.match.anchor_id, model=req.model,
              requested={**req.sampling, 'max_tokens': req.max_tokens}, used={**vars(t.sampling), 'engine': self.engine.name, **used}, headers=job.headers,
              messages=job.match.messages, tools=job.match.tools, response=response, media=tuple([(-1, 0, h) for m in req.messages if m.media for h in m.media]),
              kept_mass=gen.kept_mass, drift=job.drift, quarantine=job.quarantine, dialect=req.dialect, t_start=t.t0, t_end=time.time())
-    s.seq += 1
+    s.seq = max(s.seq, n + 1)
     role, reason = s.lineage.role(c, job.match)
     return replace(c, role=role, role_reason=reason)
 
 @_patch(Proxy)
 def _capture(self, t):
     "Engine answer to call, and to the bytes that will be served."
-    s, st, req, gen, d, lab = t.session, t.session.stats, t.job.request, t.gen, t.dialect, t.session.sampling or self.sampling
+    s, req, gen, d = t.session, t.job.request, t.gen, t.dialect
     call_id = secrets.token_hex(12)
     try:
         reply = self.engine.template.parse(gen.ids, t.job.match.tools)
@@ -357,10 +360,6 @@ def _capture(self, t):
         raise EngineError(f'the reply could not be read: {type(e).__name__}: {e}') from e
     used = dict(malformed=reply.malformed, tool_in_think=reply.tool_in_think, **({'served_as': told} if told != finish else {}))
     t.call = self._record(t, finish, call_id, response, **used)
-    st.calls += 1; st.prompt_tokens += len(t.job.ids); st.output_tokens += len(gen.ids); st.drift += t.job.drift
-    st.malformed += reply.malformed; st.tool_in_think += reply.tool_in_think
-    st.quarantined += bool(t.job.quarantine); st.ambiguous += t.job.match.ambiguous
-    st.clamped += t.sampling.max_tokens < min(lab.max_tokens, req.max_tokens or lab.max_tokens)
 
 @_patch(Proxy)
 async def _commit(self, t):
@@ -371,12 +370,14 @@ async def _commit(self, t):
     except Exception as e: raise EngineError(f'the call could not be recorded: {e}') from e
     t.session.lineage.add(t.call, t.job.match)
     if t.call.dialect == responses.NAME: t.session.remember(t.call)
+    t.session.stats.count(t.call, t.job.match.ambiguous, (t.session.sampling or self.sampling).max_tokens)
 
 # %% ../../nbs/15_capture.proxy.ipynb #743af377
 @_patch(Proxy)
 def _failed(self, t, finish):
-    put = self.store.put_call(self._record(t, finish, secrets.token_hex(12)), t.job.raw)
+    put = self.store.put_call(c := self._record(t, finish, secrets.token_hex(12)), t.job.raw)
     put.add_done_callback(lambda f: f.exception() and log.error('a failed call could not be recorded: %s', f.exception()))
+    return c, put
 
 @_patch(Proxy)
 async def _hung_up(self, t):

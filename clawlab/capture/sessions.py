@@ -39,9 +39,15 @@ class Stats:
     unknown: Counter = field(default_factory=Counter)  # request fields nobody acts upon
     truncated: bool = False    # a budget was spent
 
+    def count(self, c: Call, ambiguous: bool, most: int): # tokens of reply that the laboratory allows
+        "A call that was captured with a reply; what it sampled is counted before."
+        self.calls += 1; self.prompt_tokens += len(c.prompt_ids); self.drift += c.drift; self.ambiguous += ambiguous
+        self.malformed += c.used['malformed']; self.tool_in_think += c.used['tool_in_think']; self.quarantined += bool(c.quarantine)
+        self.clamped += c.used['max_tokens'] < min(most, c.requested['max_tokens'] or most)
+
     def count_unknown(self, fields, most=500):
-        "Names come from outside: the first `most` are told apart."
-        self.unknown.update(k if k in self.unknown or len(self.unknown) < most else 'others' for k in fields)
+        "Names come from outside: the first `most` are told apart, by 100 characters."
+        self.unknown.update(k if k in self.unknown or len(self.unknown) < most else 'others' for k in (f[:100] for f in fields))
 
 # %% ../../nbs/14d_capture.sessions.ipynb #9fc8d448
 EXPECT = ('user_agent', 'dialect', 'tools', 'system')
@@ -85,7 +91,7 @@ class Session:
     stats: Stats = field(default_factory=Stats)
     started: int = 0                      # calls that reached the engine's queue
     promised: int = 0                     # tokens of `max_output_tokens` that calls at work may still use
-    freed: asyncio.Event = field(default_factory=asyncio.Event)
+    freed: asyncio.Event = field(default_factory=asyncio.Event)  # set when some of them are given back
     seq: int = 0                          # of the next call to complete
     revoked: bool = False
     tasks: set = field(default_factory=set)  # calls in flight
@@ -116,15 +122,18 @@ def spent(s: Session, begun=False # is it asked for a call that is counted in `s
     if s.max_seconds is not None and time.time() - s.opened >= s.max_seconds: return f'the budget of {s.max_seconds:g} seconds is spent'
     return ''
 
-async def claim(s: Session, n: int # tokens of reply
+async def claim(s: Session, n: int, # tokens of reply
+                turnstile
                ) -> int:
-    "How many of them the session can still pay; they are nobody else's until `give_back`. Waits while calls at work may use all that is left; `Refused` when a budget is spent."
-    if s.max_output_tokens is not None:
-        while (left := s.max_output_tokens - s.stats.output_tokens - s.promised) <= 0 and s.promised: s.freed.clear(); await s.freed.wait()
-        n = min(n, left)
-    if why := spent(s, begun=True): s.stats.truncated = True; raise Refused(400, 'invalid', why)
-    s.promised += n
-    return n
+    "Wait for a turn at the engine: how many tokens the session can still pay, nobody else's until `give_back`. Who waits for its own session's calls holds no turn. `Refused` when a budget is spent."
+    while True:
+        await turnstile.enter(s.session_id)
+        left = n if s.max_output_tokens is None else min(n, s.max_output_tokens - s.stats.output_tokens - s.promised)
+        if left > 0 or not s.promised: break
+        turnstile.leave(); s.freed.clear(); await s.freed.wait()
+    if why := spent(s, begun=True): turnstile.leave(); s.stats.truncated = True; raise Refused(400, 'invalid', why)
+    s.promised += left
+    return left
 
 def give_back(s: Session, n: int):
     "Of a call that is over, and what it sampled is counted."

@@ -276,7 +276,7 @@ def put_session(self, session_id: str, key_hash: str | None, rollout_id: str, re
 def session(self, session_id: str | None = None, *, key_hash: str | None = None) -> dict | None:
     "A stored session by its id or by the hash of its key."
     k, v = ('session_id', session_id) if session_id is not None else ('key_hash', key_hash)
-    rows = self.read(f'select * from sessions where {k}=?', v)
+    rows = self.read(f'select * from sessions where {k}=?', v) if '\0' not in v else ()   # PostgreSQL doesn't take it
     return dict(rows[0], data=json.loads(rows[0]['data'])) if rows else None
 
 # %% ../../nbs/13c_capture.store.ipynb #36e2b905

@@ -75,10 +75,13 @@ class Remembered:
 # %% ../../nbs/10_capture.tokens.ipynb #94f65fb8
 _KINDS = dict(L='A-Za-z', Lu='A-Z', Ll='a-z', N='0-9', Nd='0-9', **dict.fromkeys(('Lt', 'Lm', 'Lo', 'M', 'Mn', 'Nl', 'No', 'Han'), '\\x00'))   # \x00: no character of plain text
 
+_OTHER = re.compile(r'[$^]|\}[+?]|\(\?(?!:|i:|=|!)').search   # of these, Oniguruma and Python may make different things
+
 def ascii_pattern(pattern: str) -> re.Pattern:
     "A pattern with Unicode classes as one that does the same to plain text: printable ASCII, tabs and line ends. ValueError where that isn't certain."
-    out, inside = [], False
+    out, bare, inside = [], '', False
     for t in re.findall(r'\\p\{\w+\}|\\.|.', pattern, re.S):
+        bare += 'x' if inside or len(t) > 1 else t
         if t[:2] in (r'\p', r'\P'):
             if (k := _KINDS.get(t[3:-1])) is None: raise ValueError(f'unknown class {t}')
             t = k if inside else f'[{k}]'
@@ -86,7 +89,9 @@ def ascii_pattern(pattern: str) -> re.Pattern:
             if inside == (t == '['): raise ValueError('a class within a class')
             inside = not inside
         elif inside and t == '&': raise ValueError('an intersection of classes')
+        elif re.fullmatch(r'\\[^rntsSdDwW\W_]', t): raise ValueError(f'{t} may mean something else')
         out.append(t)
+    if m := _OTHER(bare): raise ValueError(f'{m[0]} may mean something else')
     try: p = re.compile(''.join(out), re.A)
     except re.error as e: raise ValueError(str(e)) from None
     if p.groups: raise ValueError('a group that captures')

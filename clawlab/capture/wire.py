@@ -75,6 +75,7 @@ async def read_body(request, limit: int, idle_s=30., total_s=120.) -> bytes:
     if request.content.is_eof():
         if len(data := request.content.read_nowait()) > limit: raise large
         return data
+    if request.version >= (1, 1) and request.headers.get('Expect', '').lower() == '100-continue': await request.writer.write(b'HTTP/1.1 100 Continue\r\n\r\n')
     now, out = asyncio.get_running_loop().time, []
     end, size = now() + total_s, 0
     try:

@@ -129,12 +129,13 @@ def history(parts: list, seen: Seen, make) -> tuple:
     "All that `make(part, index, seen)` gives for the parts of a request, joined; what an earlier request had already begun with is not made again."
     n = len(parts)
     while n and 'history' not in getattr(parts[n-1], 'memo', ()): n -= 1
-    out, remarks = parts[n-1].memo['history'] if n else ((), frozenset())
+    known, before = parts[n-1].memo['history'] if n else ((), ())
+    out, remarks = [*known], {*before}
     for i in range(n, len(parts)):
-        out += tuple(make(parts[i], i, fresh := Seen())); remarks |= fresh
-        if i >= len(parts) - 2 and isinstance(parts[i], Kept): parts[i].memo['history'] = out, remarks   # the last one is often replaced
+        out += make(parts[i], i, fresh := Seen()); remarks |= fresh
+        if i >= len(parts) - 2 and isinstance(parts[i], Kept): parts[i].memo['history'] = tuple(out), frozenset(remarks)   # the last one is often replaced
     seen |= remarks
-    return out
+    return tuple(out)
 
 def content_text(content, path: str, seen: Seen, part_text) -> str:
     "Text of a content that is null, a string or a list of parts; `part_text(part, path, seen)` reads one."

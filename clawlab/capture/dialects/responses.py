@@ -130,7 +130,10 @@ def _history(its, remarks) -> tuple[Message, ...]:
     n, seen = len(its), Seen()
     while n and 'left' not in getattr(its[n-1], 'memo', ()): n -= 1
     out, parts, owner, before = its[n-1].memo['left'] if n else ((), (), None, ())
+    out, parts = [*out], [*parts]
     seen.update(before)
+    def close():
+        if parts: out.append(_assistant(parts)); parts.clear()
     for i, it in enumerate(its[n:], n):
         path = f'input.{i}.'
         kind = _kind(it, path)
@@ -138,16 +141,17 @@ def _history(its, remarks) -> tuple[Message, ...]:
         if kind in ('reasoning', 'function_call', 'custom_tool_call') or role == 'assistant':
             k, v, mine = _part(it, kind, path, seen)
             seen.take()   # a reply of ours holds no media
-            if parts and mine and owner and mine != owner: out, parts = (*out, _assistant(parts)), ()
-            parts = (*parts, (k, v)); owner = mine or (owner if len(parts) > 1 else None)
+            if parts and mine and owner and mine != owner: close()
+            parts.append((k, v)); owner = mine or (owner if len(parts) > 1 else None)
         elif role or kind in ('function_call_output', 'custom_tool_call_output'):
-            if parts: out, parts = (*out, _assistant(parts)), ()
-            out = (*out, _said(it, role, path, seen) if role else _output(it, path, seen))
+            close()
+            out.append(_said(it, role, path, seen) if role else _output(it, path, seen))
         if role or kind in _KINDS: seen |= extras(it, _ITEM, 'input[].')
         else: seen.add(f'input[].type={kind}')
-        if i >= len(its) - 2 and isinstance(it, Kept): it.memo['left'] = out, parts, owner, frozenset(seen)
+        if i >= len(its) - 2 and isinstance(it, Kept): it.memo['left'] = tuple(out), tuple(parts), owner, frozenset(seen)
     remarks |= seen
-    return (*out, _assistant(parts)) if parts else out
+    close()
+    return tuple(out)
 
 # %% ../../../nbs/11c_capture.dialects.responses.ipynb #c5f9bd87
 def _table(ts, seen) -> tuple[tuple[dict, ...], dict]:
@@ -214,7 +218,7 @@ def usage_json(usage) -> dict:
 
 # %% ../../../nbs/11c_capture.dialects.responses.ipynb #7b6bfbaa
 def _response(id: str, request: Request | None, status: str, output=(), usage=None, error=None) -> dict:
-    asked = request.sampling if request else {}
+    asked = json.loads(json.dumps(request.sampling), parse_constant=lambda c: None) if request else {}   # 1e400 can be asked, but not be said
     return dict(id=f'resp_{id}', object='response', created_at=int(time.time()), status=status, background=False, error=error,
                 incomplete_details=dict(reason='max_output_tokens') if status == 'incomplete' else None, instructions=None,
                 max_output_tokens=request and request.max_tokens, model=request.model if request else '', output=list(output),
