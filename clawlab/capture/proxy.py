@@ -368,8 +368,7 @@ async def _commit(self, t):
         if t.commit is None: self._tell(); t.commit = self.store.put_call(t.call, t.job.raw)
         await asyncio.wrap_future(t.commit)
     except Exception as e: raise EngineError(f'the call could not be recorded: {e}') from e
-    t.session.lineage.add(t.call, t.job.match)
-    if t.call.dialect == responses.NAME: t.session.remember(t.call)
+    t.session.lineage.add(t.call, t.job.match); t.session.remember(t.call)
     t.session.stats.count(t.call, t.job.match.ambiguous, (t.session.sampling or self.sampling).max_tokens)
 
 # %% ../../nbs/15_capture.proxy.ipynb #743af377

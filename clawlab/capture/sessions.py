@@ -8,6 +8,7 @@ import asyncio, time
 from collections import Counter, OrderedDict
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
+from .dialects import responses
 from .dialects.base import Request
 from .engines.base import Sampling
 from .lineage import Lineage
@@ -109,7 +110,8 @@ class Session:
         return self.readers[dialect]
 
     def remember(self, call: Call, most=8):
-        "Keep what a request that names `call` needs of it: all but the tokens."
+        "Keep what a request that names `call` (only Responses can) needs of it: all but the tokens."
+        if call.dialect != responses.NAME: return
         self.recent[call.call_id] = replace(call, prompt_ids=(), output_ids=(), logprobs=(), versions=(), kept_mass=None, routed_experts=None)
         if len(self.recent) > most: self.recent.popitem(last=False)
 
