@@ -5,6 +5,7 @@
 # %% ../../nbs/10_capture.tokens.ipynb #ce779814
 from __future__ import annotations
 import json, re, threading
+from array import array
 from collections import OrderedDict
 import numpy as np
 from ..records import InputError
@@ -120,6 +121,8 @@ def stretches(text: str):
     if at < len(text): yield text[at:], True
 
 # %% ../../nbs/10_capture.tokens.ipynb #0035eef2
+_LETTERS = {b: 256 + b for b in b'\t\n\r '}   # how `ByteLevel` writes these; other plain bytes are their own letters
+
 class Words(dict):
     "Word -> ids (bytes of int32s), by the library's `tokenizer`. `encode` gives the ids of a text, or None if the library must."
     def __init__(self, tokenizer, pattern: re.Pattern, edges: bool, # whether `stretches` is right for it
@@ -139,12 +142,11 @@ class Words(dict):
         except (ValueError, KeyError): return None
 
     def __missing__(self, word):
-        return self._learn(word, True)
+        if len(self.findall(word)) != 1: raise LookupError(word)   # alone it is several
+        return self._keep(word, [t.id for t in self.tokenizer.model.tokenize(word.translate(_LETTERS))])
 
-    def _learn(self, part, word=False):
-        e = self.tokenizer.encode(part, add_special_tokens=False)
-        if word and any(e.word_ids): raise LookupError(part)   # several words
-        ids = np.array(e.ids, np.int32).tobytes()
+    def _keep(self, part, ids):
+        ids = array('i', ids).tobytes()
         if len(self) >= self.most: self.clear()
         if len(part) <= 40: self[part] = ids
         return ids
@@ -155,7 +157,7 @@ class Words(dict):
         ids = []
         try:
             for part, plain in parts:
-                if not plain: ids.append(self.get(part) or self._learn(part)); continue
+                if not plain: ids.append(self.get(part) or self._keep(part, self.tokenizer.encode(part, add_special_tokens=False).ids)); continue
                 words = self.findall(part)
                 if sum(map(len, words)) != len(part): return None
                 ids.append(b''.join(map(self.__getitem__, words)))
