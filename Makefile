@@ -65,6 +65,10 @@ test: tested
 test-slow: tested
 	@$(BIN)/python -m pytest tests -m slow
 
+# A thousand sessions at once, for minutes.
+test-load: env
+	@$(BIN)/python -m pytest tests -m load
+
 # Every harness there is, OpenClaw too: 800 MB more, and half a minute of processor for each of its rollouts.
 test-harnesses: env
 	@$(BIN)/clawlab harness install all >/dev/null

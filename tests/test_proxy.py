@@ -1069,12 +1069,11 @@ async def test_a_long_history_costs_no_more_than_a_short_one(tmp_path, path):
         (few, little), (many, much) = work.items()
         assert len({c.parent_id for c in lab.calls}) == 60 and (much - little)/(many - few) < 4, work
 
-# ---------------------------------------------------------------- load: pytest -m load
+# ---------------------------------------------------------------- load: make test-load
 
 @pytest.mark.load
-async def test_1000_sessions_on_two_cores(tmp_path, request):
+async def test_1000_sessions_on_two_cores(tmp_path):
     "No failed request, and memory that stays flat: 1,000 sessions at any time, a new one for each that ends, with a scripted engine."
-    if request.config.getoption('-m') != 'load': pytest.skip('minutes of work: pytest -m load')
     (tmp_path/'script.jsonl').write_text('\n'.join([json.dumps(dict(text='word '*50 + CALL, delay_s=.2))]*40))
     p = subprocess.Popen([sys.executable, '-m', 'clawlab.cli', 'proxy', '--engine', f'script:{tmp_path}/script.jsonl', '--store', f'{tmp_path}/s.db', '--admin', f'{tmp_path}/sock'],
                          cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, 'CLAWLAB_PROXY_MAX_INFLIGHT': '1000'})

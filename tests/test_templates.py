@@ -376,7 +376,7 @@ def cut_by(pattern):
 code = st.lists(st.one_of(st.text(st.characters(max_codepoint=126, min_codepoint=32, include_characters='\n\t\r'), max_size=8), st.sampled_from(
     ["'s", "'LL", ' ', '  ', '\n', '\r\n', '\t', 'getItem', 'XMLHttp', '42', '1234567', '","', '/n\n', "it're", 'é', '\x1c', '\x00', '\u3000', 'ſ', '٣'])), max_size=30).map(''.join)
 
-@pytest.mark.parametrize('pattern', [None, *sorted(PATTERNS), r'\S+ ?|\s+'])
+@pytest.mark.parametrize('pattern', [None, *sorted(PATTERNS)])
 @settings(max_examples=400)
 @given(text=code)
 def test_words_that_are_remembered_are_the_library_s(pattern, text):
@@ -389,22 +389,16 @@ def test_words_are_left_to_the_library_where_a_tokenizer_looks_further():
     spec = json.loads(cut_by(SPLIT)[1].to_str())
     first, tok = spec['pre_tokenizer']['pretokenizers'][0], Tokenizer.from_str(json.dumps(spec))
     split = lambda **kw: dict(spec, pre_tokenizer=dict(spec['pre_tokenizer'], pretokenizers=[{**first, **kw}, spec['pre_tokenizer']['pretokenizers'][1]]))
-    for other in (split(behavior='Removed'), split(invert=True), split(pattern=dict(String=' ')), split(pattern=dict(Regex=r'\p{Greek}+|.')), split(pattern=dict(Regex=r'([a-z]+)|.')),
-                  split(pattern=dict(Regex='[a-z&&[^b]]')), dict(spec, normalizer=dict(type='Lowercase')), dict(spec, model=dict(spec['model'], dropout=.1)), dict(spec, pre_tokenizer=None),
+    for other in (split(behavior='Removed'), split(invert=True), split(pattern=dict(String=' ')), split(pattern=dict(Regex=r'\S+ ?|\s+')), split(pattern=dict(Regex=SPLIT + '+')),
+                  dict(spec, normalizer=dict(type='Lowercase')), dict(spec, normalizer=dict(type='NFKC')), dict(spec, model=dict(spec['model'], dropout=.1)), dict(spec, pre_tokenizer=None),
                   dict(spec, pre_tokenizer=dict(type='ByteLevel', add_prefix_space=True, trim_offsets=True, use_regex=True))):
         assert Words.of(tok, other) is None
-    assert {SPLIT, SPLIT.replace(r'\p{N}|', r'\p{N}{1,3}|'), O200K} < PATTERNS and Words.of(tok, spec).edges
-    assert not Words.of(tok, split(pattern=dict(Regex=r'\S+ ?|\s+'))).edges and not Words.of(tok, dict(spec, normalizer=dict(type='NFKC'))).edges
+    assert {SPLIT, SPLIT.replace(r'\p{N}|', r'\p{N}{1,3}|'), O200K} < PATTERNS and Words.of(tok, spec) is not None
     assert list(stretches('a é b')) == [('a', True), (' é', False), (' b', True)] and list(stretches('é  b')) == [('é', False), ('  b', True)] and list(stretches('  é')) == [('  é', False)]
     tok = Tokenizer.from_str(words()); tok.add_tokens([AddedToken('hello', special=False, normalized=False)])
     t = HFTokenizer(tok)
     assert t._words is None and t._encode('say hello').tolist() == tok.encode('say hello', add_special_tokens=False).ids
     assert ascii_pattern(GPT2).findall('a  b') == ['a', ' ', ' b']
-
-@pytest.mark.parametrize('pattern', [r'\p{N}{1,3}+|\p{L}+|\s+|.', r'(?m:.+)|\s+', r'\S+\Z|\S|\s', r'^\s*\S+$|\s+|\S+', r'\p{N}{3}?|.', r'\h+|\s|.', r'\R|.', r'(?<x>a)|.', r'\bword|.'])
-def test_a_pattern_that_the_library_reads_otherwise_is_left_to_it(pattern):
-    "The library's expressions are Oniguruma's: there `{1,3}+` repeats, `(?m:` lets the dot match line ends, `\\Z` matches before the last one."
-    with pytest.raises(ValueError): ascii_pattern(pattern)
 
 def test_words_kept_are_bounded():
     t, tok = cut_by(SPLIT)

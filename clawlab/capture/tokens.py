@@ -74,39 +74,25 @@ class Remembered:
         return ids
 
 # %% ../../nbs/10_capture.tokens.ipynb #94f65fb8
-_KINDS = dict(L='A-Za-z', Lu='A-Z', Ll='a-z', N='0-9', Nd='0-9', **dict.fromkeys(('Lt', 'Lm', 'Lo', 'M', 'Mn', 'Nl', 'No', 'Han'), '\\x00'))   # \x00: no character of plain text
-
-_OTHER = re.compile(r'[$^]|\}[+?]|\(\?(?!:|i:|=|!)').search   # of these, Oniguruma and Python may make different things
-
-def ascii_pattern(pattern: str) -> re.Pattern:
-    "A pattern with Unicode classes as one that does the same to plain text: printable ASCII, tabs and line ends. ValueError where that isn't certain."
-    out, bare, inside = [], '', False
-    for t in re.findall(r'\\p\{\w+\}|\\.|.', pattern, re.S):
-        bare += 'x' if inside or len(t) > 1 else t
-        if t[:2] in (r'\p', r'\P'):
-            if (k := _KINDS.get(t[3:-1])) is None: raise ValueError(f'unknown class {t}')
-            t = k if inside else f'[{k}]'
-        elif t == '[' or t == ']':
-            if inside == (t == '['): raise ValueError('a class within a class')
-            inside = not inside
-        elif inside and t == '&': raise ValueError('an intersection of classes')
-        elif re.fullmatch(r'\\[^rntsSdDwW\W_]', t): raise ValueError(f'{t} may mean something else')
-        out.append(t)
-    if m := _OTHER(bare): raise ValueError(f'{m[0]} may mean something else')
-    try: p = re.compile(''.join(out), re.A)
-    except re.error as e: raise ValueError(str(e)) from None
-    if p.groups: raise ValueError('a group that captures')
-    return p
-
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"   # of `ByteLevel`
-
-# %% ../../nbs/10_capture.tokens.ipynb #f03b1047
 _P, _N = r'[^\r\n\p{L}\p{N}]?', r'|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
 _UP, _LOW, _S = r'[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]', r'[\p{Ll}\p{Lm}\p{Lo}\p{M}]', r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 LLAMA3, O200K = f'{_S}|{_P}\\p{{L}}+{_N}', f'{_P}{_UP}*{_LOW}+{_S}?|{_P}{_UP}+{_LOW}*{_S}?{_N}'.replace('[\\r\\n]*|\\s*', '[\\r\\n/]*|\\s*')
 QWEN = LLAMA3.replace('{1,3}', '')
 PUBLISHED = {GPT2, LLAMA3, O200K, QWEN, QWEN.replace(r'\p{L}+|', r'[\p{L}\p{M}]+|').replace(r'\s\p{L}', r'\s\p{L}\p{M}')}   # the last: Qwen3.5
 
+_KINDS = dict(L='A-Za-z', Lu='A-Z', Ll='a-z', N='0-9', **dict.fromkeys(('Lt', 'Lm', 'Lo', 'M'), '\\x00'))   # \x00: no character of plain text
+
+def ascii_pattern(pattern: str) -> re.Pattern:
+    "A published pattern as one that does the same to plain text: printable ASCII, tabs and line ends."
+    out, inside = [], False
+    for t in re.findall(r'\\p\{\w+\}|\\.|.', pattern):
+        if t in '[]': inside = t == '['
+        if t[:2] == r'\p': t = _KINDS[t[3:-1]] if inside else f'[{_KINDS[t[3:-1]]}]'
+        out.append(t)
+    return re.compile(''.join(out), re.A)
+
+# %% ../../nbs/10_capture.tokens.ipynb #f03b1047
 _odd, _edge = re.compile(r'[^\t\n\r -~]+').search, re.compile(r'\S ').search
 
 def stretches(text: str):
@@ -125,21 +111,19 @@ _LETTERS = {b: 256 + b for b in b'\t\n\r '}   # how `ByteLevel` writes these; ot
 
 class Words(dict):
     "Word -> ids (bytes of int32s), by the library's `tokenizer`. `encode` gives the ids of a text, or None if the library must."
-    def __init__(self, tokenizer, pattern: re.Pattern, edges: bool, # whether `stretches` is right for it
-                 most=1 << 16):
-        super().__init__(); self.tokenizer, self.findall, self.edges, self.most = tokenizer, pattern.findall, edges, most
+    def __init__(self, tokenizer, pattern: str, most=1 << 16): super().__init__(); self.tokenizer, self.findall, self.most = tokenizer, ascii_pattern(pattern).findall, most
 
     @staticmethod
     def of(tokenizer, spec: dict # its tokenizer.json
           ) -> Words | None:
-        "None for a tokenizer that may look further than a word."
-        pre, norm = spec.get('pre_tokenizer') or {}, (spec.get('normalizer') or {}).get('type')
-        if norm not in (None, 'NFC', 'NFD', 'NFKC', 'NFKD') or spec['model'].get('dropout'): return None
+        "None for a tokenizer that cuts words in another way, or may look further than a word."
+        pre = spec.get('pre_tokenizer') or {}
+        if (spec.get('normalizer') or {}).get('type') not in (None, 'NFC') or spec['model'].get('dropout'): return None
         *split, last = pre['pretokenizers'] if pre.get('type') == 'Sequence' and pre['pretokenizers'] else [pre]
         if last.get('type') != 'ByteLevel' or last['add_prefix_space'] or len(split) + last['use_regex'] != 1: return None
         if split and (split[0].get('type'), split[0].get('behavior'), split[0].get('invert')) != ('Split', 'Isolated', False): return None
-        try: p = split[0]['pattern']['Regex'] if split else GPT2; return Words(tokenizer, ascii_pattern(p), p in PUBLISHED and norm in (None, 'NFC'))
-        except (ValueError, KeyError): return None
+        p = split[0]['pattern'].get('Regex') if split else GPT2
+        return Words(tokenizer, p) if p in PUBLISHED else None
 
     def __missing__(self, word):
         if len(self.findall(word)) != 1: raise LookupError(word)   # alone it is several
@@ -153,14 +137,12 @@ class Words(dict):
 
     def encode(self, text: str) -> np.ndarray | None:
         parts = list(stretches(text)) if len(text) < 1 << 18 else []
-        if not parts or len(parts) > 1 + len(text)//40 or not (self.edges or all(plain for _, plain in parts)): return None
+        if not parts or len(parts) > 1 + len(text)//40: return None
         ids = []
         try:
             for part, plain in parts:
                 if not plain: ids.append(self.get(part) or self._keep(part, self.tokenizer.encode(part, add_special_tokens=False).ids)); continue
-                words = self.findall(part)
-                if sum(map(len, words)) != len(part): return None
-                ids.append(b''.join(map(self.__getitem__, words)))
+                ids.append(b''.join(map(self.__getitem__, self.findall(part))))
         except LookupError: return None
         return np.frombuffer(b''.join(ids), np.int32)
 

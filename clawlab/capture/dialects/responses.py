@@ -217,8 +217,11 @@ def usage_json(usage) -> dict:
                 output_tokens=int(o), output_tokens_details=dict(reasoning_tokens=0), total_tokens=int(p + o))
 
 # %% ../../../nbs/11c_capture.dialects.responses.ipynb #7b6bfbaa
+_ECHOED = ('parallel_tool_calls', 'reasoning', 'temperature', 'tool_choice', 'top_p')
+
 def _response(id: str, request: Request | None, status: str, output=(), usage=None, error=None) -> dict:
-    asked = json.loads(json.dumps(request.sampling), parse_constant=lambda c: None) if request else {}   # 1e400 can be asked, but not be said
+    asked = {k: request.sampling[k] for k in _ECHOED if k in request.sampling} if request else {}
+    asked = json.loads(json.dumps(asked), parse_constant=lambda c: None)   # 1e400 can be asked, but not be said
     return dict(id=f'resp_{id}', object='response', created_at=int(time.time()), status=status, background=False, error=error,
                 incomplete_details=dict(reason='max_output_tokens') if status == 'incomplete' else None, instructions=None,
                 max_output_tokens=request and request.max_tokens, model=request.model if request else '', output=list(output),
