@@ -12,10 +12,10 @@ HARNESSES := react claude-code mini-swe-agent
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env system harnesses study study-full test test-slow test-load test-harnesses test-postgres check sync lint lab clean
+.PHONY: help env system harnesses study study-full test test-slow test-smol test-load test-harnesses test-postgres check sync lint lab clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -2; echo "targets: env harnesses study study-full test test-slow test-load test-harnesses test-postgres check lab clean"
+	@sed -n 's/^# //p' Makefile | head -2; echo "targets: env harnesses study study-full test test-slow test-smol test-load test-harnesses test-postgres check lab clean"
 
 # Debian's programs: a sandbox needs bubblewrap, and a Python of the system for what runs inside it.
 system:
@@ -64,6 +64,10 @@ test: tested
 # What waits for half a minute: replies that take as long, in every harness that `make test` installs.
 test-slow: tested
 	@$(BIN)/python -m pytest tests -m slow
+
+# A model that somebody else trained: SmolLM2-135M, 93 MB on the first call.
+test-smol: env
+	@$(BIN)/python -m pytest tests -m smol
 
 # A thousand sessions at once, for minutes.
 test-load: env
