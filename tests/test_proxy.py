@@ -80,13 +80,13 @@ async def test_durable_before_the_first_byte(tmp_path, path, stream):
         assert (c.finish, c.role, c.dialect) == ('tool_calls', 'main', {CHAT: 'chat', ANTH: 'anthropic'}[path])
         assert T.decode(c.output_ids) == CALL + '<|im_end|>' and np.isnan(c.logprobs).all() and set(c.versions) == {-1}
 
-async def test_commit_that_fails_is_never_served(tmp_path):
+async def test_commit_that_fails_is_never_served(tmp_path, caplog):
     async with Lab(tmp_path, ScriptEngine(['a'])) as lab:
         from concurrent.futures import Future
         def broken(call, body): f = Future(); f.set_exception(OSError('disk full')); return f
         lab.store.put_call = broken
         status, body = await lab.ask(CHAT, user())
-        assert status == 500 and 'disk full' in body['error']['message'] and not lab.s.lineage.nodes
+        assert status == 500 and 'disk full' not in json.dumps(body) and 'disk full' in caplog.text and not lab.s.lineage.nodes
 
 async def test_a_full_disk_leaves_no_hole(tmp_path):
     "While the store can't be written nothing is served or counted; afterwards the record goes on where it ended, and nothing is said to be missing."
@@ -98,7 +98,7 @@ async def test_a_full_disk_leaves_no_hole(tmp_path):
             f = Future(); f.set_exception(OSError('disk full')); return f
         lab.store.put_call = put
         for path, stream in itertools.product((CHAT, ANTH, RESP), (False, True)):
-            async with lab.post(path, **wire(path, stream=stream)) as r: assert r.status == 500 and 'disk full' in await r.text()
+            async with lab.post(path, **wire(path, stream=stream)) as r: assert r.status == 500 and 'could not be recorded' in await r.text()
         assert lab.s.stats.calls == 0 and lab.s.promised == 0
         full.clear()
         for i in range(2): assert (await lab.ask(CHAT, user()))[0] == 200
@@ -1098,3 +1098,11 @@ async def test_1000_sessions_on_two_cores(tmp_path):
     finally: p.send_signal(signal.SIGINT); p.wait(60); p.stdout.close()
     print('RSS MB', seen)
     assert not failed and max(seen) <= 600 and max(seen[len(seen)//2:]) <= 1.15*seen[len(seen)//2], seen
+
+async def test_what_is_not_http_is_counted_and_leaves_no_traceback(tmp_path, caplog):
+    async with Lab(tmp_path, ScriptEngine([{'text': 'hi'}], template=T)) as lab:
+        for sent in (b'\x16\x03\x01no HTTP\r\n\r\n', b'GET / HTTP/9.9\r\n\r\n', b'POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n'):
+            r, w = await asyncio.open_connection('127.0.0.1', lab.proxy.port)
+            w.write(sent); assert b' 400 ' in await r.readline(); w.close()
+        assert lab.proxy.meter.registry.get_sample_value('clawlab_requests_total', dict(dialect='none', http_response_status_code='400')) == 3
+        assert not caplog.records

@@ -4,14 +4,15 @@
 
 # %% ../../nbs/14g_capture.meter.ipynb #30f25cdc
 from __future__ import annotations
-import json, queue, sys, threading
+import json, logging, queue, sys, threading
 from datetime import datetime, timezone
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from ..records import InputError
 
 # %% auto #0
-__all__ = ['SECONDS', 'TOKENS', 'Meter', 'CallLog']
+__all__ = ['SECONDS', 'TOKENS', 'Meter', 'quiet', 'CallLog']
 
 # %% ../../nbs/14g_capture.meter.ipynb #a7486734
 SECONDS = tuple(.01*2**i for i in range(14))
@@ -46,6 +47,17 @@ class Meter:
     def text(self) -> bytes:
         "Prometheus' text format."
         return generate_latest(self.registry)
+
+# %% ../../nbs/14g_capture.meter.ipynb #c6399785
+def quiet(meter: Meter) -> logging.Logger:
+    "The log of an HTTP server in which requests that can't be parsed are a number."
+    def one(record):  # what does not even begin like a request is logged as DEBUG
+        bad = record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)
+        if bad: meter.request('none', 400)
+        return not bad and record.levelno >= logging.WARNING
+    out = logging.Logger('clawlab.http', logging.DEBUG); out.parent = logging.getLogger('clawlab')
+    out.addFilter(one)
+    return out
 
 # %% ../../nbs/14g_capture.meter.ipynb #f92d291f
 class CallLog:

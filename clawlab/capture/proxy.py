@@ -12,7 +12,7 @@ from aiohttp import web
 from .dialects import responses
 from .engines.base import Context, Generation, Sampling
 from .lineage import Lineage
-from .meter import CallLog, Meter
+from .meter import CallLog, Meter, quiet
 from .sessions import Session, call_seed, check_expect, check_options, claim, give_back, options, restore, spent, strange
 from .store import Store
 from .turn import COUNT, DIALECTS, EVENTS, HISTORY, JSON, ROUTES, Job, Turn, address, answer, called, dialect_of, models, pieces, room
@@ -85,7 +85,7 @@ def _patch(cls):
 async def _runner(self, bound: str | None):
     "A server; `bound` is the only session it serves."
     # a cancelled handler is how a disconnect is seen; bodies are decompressed by us, with a limit
-    server = web.Server(lambda http: self._handle(http, bound), handler_cancellation=True, auto_decompress=False, access_log=None,
+    server = web.Server(lambda http: self._handle(http, bound), handler_cancellation=True, auto_decompress=False, access_log=None, logger=quiet(self.meter),
                         max_line_size=1 << 16, max_field_size=1 << 16, read_bufsize=1 << 18)
     runner = web.ServerRunner(server, shutdown_timeout=1.0)
     await runner.setup()
@@ -367,7 +367,7 @@ async def _commit(self, t):
     try:
         if t.commit is None: self._tell(); t.commit = self.store.put_call(t.call, t.job.raw)
         await asyncio.wrap_future(t.commit)
-    except Exception as e: raise EngineError(f'the call could not be recorded: {e}') from e
+    except Exception as e: log.error('call %s: %s', t.call.call_id, e); raise EngineError('the call could not be recorded') from e   # what the database says is for us
     t.session.lineage.add(t.call, t.job.match); t.session.remember(t.call)
     t.session.stats.count(t.call, t.job.match.ambiguous, (t.session.sampling or self.sampling).max_tokens)
 

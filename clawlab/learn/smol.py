@@ -6,7 +6,6 @@
 from __future__ import annotations
 import fcntl, hashlib, os, shutil, subprocess, sys, tempfile, zipfile
 from pathlib import Path
-import numpy as np
 from ..records import InputError, home
 
 # %% auto #0
