@@ -13,8 +13,8 @@ from ..records import Call, InputError, Rollout, Task
 from .tree import Tree, build_tree
 
 # %% auto #0
-__all__ = ['Example', 'shared_prefix', 'SFTData', 'sft_data', 'batch_at', 'prefix_share', 'Renamer', 'Draw', 'TaskSampler',
-           'no_signal']
+__all__ = ['Example', 'shared_prefix', 'SFTData', 'sft_data', 'trained_calls', 'batch_at', 'prefix_share', 'Renamer', 'Draw',
+           'TaskSampler', 'patch_sampler', 'no_signal']
 
 # %% ../../nbs/34_learn.data.ipynb #54c80235
 @dataclass(frozen=True, eq=False)
@@ -87,19 +87,18 @@ def sft_data(rollouts: Iterable[Rollout], *,
     stage('read', rollouts)
     stage('graded', [r for r in keep if r.reward is not None and not r.dropped_reason])
     if min_score is not None: stage('score', [r for r in keep if r.reward >= min_score])
-    trained = {r.rollout_id: _trained(r, train_roles, max_leaves) for r in keep}
+    trained = {r.rollout_id: trained_calls(build_tree(r.calls, train_roles=train_roles, max_leaves=max_leaves)) for r in keep}
     stage('tree', [replace(r, calls=trained[r.rollout_id]) for r in keep if trained[r.rollout_id]])
     if dedup: stage('duplicates', list({_content(r): r for r in reversed(keep)}.values())[::-1])
     return _finish(keep, stages, heldout, seed, dict(min_score=min_score, dedup=dedup, heldout=heldout, train_roles=list(train_roles), seed=seed))
 
 # %% ../../nbs/34_learn.data.ipynb #50a7c52c
-def _trained(r, train_roles, max_leaves) -> tuple[Call, ...]:
-    calls = sorted(r.calls, key=lambda c: c.seq)
-    if not calls: return ()
-    t = build_tree(calls, train_roles=train_roles, max_leaves=max_leaves)
-    if t.discarded: return ()
+def trained_calls(tree: Tree) -> tuple[Call, ...]:
+    "The calls of a tree whose replies are trained, in their order in time, each cut to what was accepted of it."
+    if tree.discarded: return ()
     cut = lambda c, n: c if n == len(c.output_ids) else replace(c, **{k: getattr(c, k)[:n] for k in ('output_ids', 'logprobs', 'versions')})
-    return tuple(cut(c, int(n)) for c, role, n in zip(calls, t.role_C, t.kept_C) if role in train_roles and n)  # of a cut reply: what the harness went on from
+    kept = [cut(c, int(n)) for c, role, n in zip(tree.calls, tree.role_C, tree.kept_C) if role in tree.train_roles and n]  # of a cut reply: what the harness went on from
+    return tuple(sorted(kept, key=lambda c: c.seq))
 
 def _content(r): return tuple((c.prompt_ids.tobytes(), c.output_ids.tobytes()) for c in r.calls)
 
@@ -145,7 +144,7 @@ class Renamer:
             if not any(h in c.prompt_ids.tobytes() for c in calls for h in self.held): return Example(replace(e.rollout, calls=calls), e.prefix)
         return e
 
-# %% ../../nbs/34_learn.data.ipynb #90e449e6
+# %% ../../nbs/34_learn.data.ipynb #25581d51
 @dataclass(frozen=True)
 class Draw:
     "One group to play: `samples` rollouts of this pair under this group name."
@@ -154,23 +153,27 @@ class Draw:
     harness: str
 
 class TaskSampler:
-    "Groups of a training step: stratified by family, dealt to harnesses by `mix`, a function of `(seed, step)`."
-    def __init__(self, tasks: Iterable[Task], mix: dict[str, float], groups: int, *, seed: int = 0, name: str = 'train'):
+    "Groups of a training step: stratified by family, dealt to harnesses by `mix`, a function of `(seed, step)` and of `rates`."
+    def __init__(self, tasks: Iterable[Task], mix: dict[str, float], groups: int, *, seed: int = 0, name: str = 'train',
+                 between: tuple[float, float] | None = None, # a pair whose last mean reward was not inside rests
+                 rest: int = 20):                            # for so many steps
         self.mix, self.groups, self.seed, self.name = {h: float(w) for h, w in mix.items() if w > 0}, groups, seed, name
+        self.between, self.rest, self.rates = between, rest, {}  # (harness, task) -> (step, mean reward)
         self.families = defaultdict(list)
         for t in sorted(tasks, key=lambda t: t.task_id): self.families[t.family].append(t)
         if not self.mix or not self.families or groups < 1: raise InputError('a task sampler needs tasks, a harness with a positive ratio and at least one group')
+        if between and not between[0] < between[1]: raise InputError(f'pass rates between {between[0]} and {between[1]}: nothing is')
 
     def __repr__(self): return f'TaskSampler({sum(map(len, self.families.values()))} tasks in {len(self.families)} families, {self.groups} groups over {self.mix})'
 
     def draw(self, step: int) -> list[Draw]:
         "The groups of a step, in the order to play them."
         dealt = [(h, k) for i, h, k in _deal(self.mix, self.groups*(step + 1)) if i >= self.groups*step]
-        pairs = [(self._task(h, k), h) for h, k in dealt]
+        pairs = [(self._task(h, k, step), h) for h, k in dealt]
         order = np.random.default_rng([self.seed, step]).permutation(len(pairs))
         return [Draw(f'{self.name}-{step:04d}-{j:02d}', *pairs[i]) for j, i in enumerate(order)]
 
-# %% ../../nbs/34_learn.data.ipynb #bbe8bb67
+# %% ../../nbs/34_learn.data.ipynb #c3094ba6
 def _deal(mix, n) -> Iterator[tuple[int, str, int]]: # slot, harness, how many that harness had before
     had = dict.fromkeys(mix, 0)
     for i in range(n):
@@ -180,12 +183,49 @@ def _deal(mix, n) -> Iterator[tuple[int, str, int]]: # slot, harness, how many t
 
 def _rng(*key): return np.random.default_rng(np.frombuffer(hashlib.sha256('/'.join(map(str, key)).encode()).digest()[:16], np.uint32))
 
-def _task(self, harness, k) -> Task: # k-th group of this harness since step 0
+def _task(self, harness, k, step) -> Task: # k-th group of this harness since step 0
     names = sorted(self.families); rnd, at = divmod(k, len(names))
     family = names[_rng(self.seed, harness, rnd).permutation(len(names))[at]]
     tasks = self.families[family]; again, at = divmod(rnd, len(tasks))
-    return tasks[_rng(self.seed, harness, family, again).permutation(len(tasks))[at]]
+    order = np.roll(_rng(self.seed, harness, family, again).permutation(len(tasks)), -at)
+    return next((tasks[i] for i in order if not self.resting(step, harness, tasks[i].task_id)), tasks[order[0]])
 TaskSampler._task = _task
+
+# %% ../../nbs/34_learn.data.ipynb #af6fda84
+def patch_sampler(f): setattr(TaskSampler, f.__name__, f); return f
+
+@patch_sampler
+def note(self, step: int, rollouts: Iterable[Rollout]):
+    "Remember the mean reward of each (harness, task) pair that was played."
+    of = defaultdict(list)
+    for r in rollouts:
+        if r.reward is not None and not r.dropped_reason: of[r.harness, r.task_id].append(r.reward)
+    self.rates.update({k: (step, float(np.mean(v))) for k, v in of.items()})
+
+@patch_sampler
+def resting(self, step: int, harness: str, task_id: str) -> bool:
+    "Whether the pass-rate filter leaves this pair out at a step."
+    seen = self.rates.get((harness, task_id))
+    return bool(self.between and seen and step - seen[0] <= self.rest and not self.between[0] < seen[1] < self.between[1])
+
+@patch_sampler
+def more(self, step: int, again: int, harnesses: Iterable[str]) -> list[Draw]:
+    "One fresh group for each harness given, in the `again`-th round of a step; from pairs that do not rest, if there are any."
+    out, tasks = [], [t for f in sorted(self.families) for t in self.families[f]]
+    for j, h in enumerate(harnesses):
+        fit = [t for t in tasks if not self.resting(step, h, t.task_id)] or tasks
+        out.append(Draw(f'{self.name}-{step:04d}-again{again}-{j:02d}', fit[int(_rng(self.seed, step, again, j, h).integers(len(fit)))], h))
+    return out
+
+@patch_sampler
+def state(self) -> dict:
+    "What a checkpoint keeps (JSON)."
+    return dict(rates=[[*k, *v] for k, v in sorted(self.rates.items())])
+
+@patch_sampler
+def restore(self, state: dict):
+    "Back to a `state()`."
+    self.rates = {(h, t): (step, mean) for h, t, step, mean in state.get('rates', ())}
 
 # %% ../../nbs/34_learn.data.ipynb #ff26a9a8
 def no_signal(pass_rates: Iterable[float], n: int) -> float:

@@ -162,7 +162,9 @@ def trapezoid(lr: float, steps: int, warm: int = 10):
 async def cold_start(lab: Lab, policy: Path, demos: list[Rollout], *, classes: Sequence[Sequence[str]], steps: int, batch: int, lr: float, curriculum: tuple[int, int]) -> dict:
     "SFT from the untrained policy on the teacher's rollouts, wrong habits included; gives the checkpoint and the log."
     from clawlab.learn.data import sft_data
-    from clawlab.learn.train import Log, Trainer, sft
+    from clawlab.learn.checkpoints import Log
+    from clawlab.learn.loops import sft
+    from clawlab.learn.train import Trainer
     data = sft_data(demos, min_score=None, dedup=False, seed=lab.seed)
     trainer = Trainer(load_model(policy), lr=trapezoid(lr, steps), seed=lab.seed, assets=policy)
     folder = lab.run.path/'sft'
@@ -175,7 +177,9 @@ async def train_arm(lab: Lab, arm: str, start: Path, train_harnesses: Sequence[s
     "One RL arm from the checkpoint `start`: plays, trains, checks every rollout; gives the checkpoint and the curve."
     from clawlab.capture.engines.torch import TorchEngine
     from clawlab.learn.data import TaskSampler
-    from clawlab.learn.train import Log, Run as Folder, Trainer, rl
+    from clawlab.learn.checkpoints import Log, Run as Folder
+    from clawlab.learn.loops import rl
+    from clawlab.learn.train import Trainer
     mix, shuffled = arm_mix(arm, train_harnesses)
     folder, trainer = lab.run.path/arm.replace(':', '_'), Trainer(load_model(start), lr=lr, seed=lab.seed, assets=start, **options)
     sampler = TaskSampler(select(lab.tasks, split='train'), mix, groups, seed=lab.seed, name=arm)
@@ -183,12 +187,12 @@ async def train_arm(lab: Lab, arm: str, start: Path, train_harnesses: Sequence[s
     engine.version = max([int(p.name[5:]) for p in Folder(folder).checkpoints()], default=0)  # a resumed run counts on
     try:
         async with lab.proxy(engine) as p:
-            async def collect(step):
-                jobs = [Job(d.task, d.harness, k, d.group, f'{arm}/step{step}', 'train', lab.seed, tag=f'{arm} {step + 1}/{steps}') for d in sampler.draw(step) for k in range(group_size)]
+            async def collect(step, draws):
+                jobs = [Job(d.task, d.harness, k, d.group, f'{arm}/step{step}', 'train', lab.seed, tag=f'{arm} {step + 1}/{steps}') for d in draws for k in range(group_size)]
                 rs = await lab.play(p, jobs)
                 note(folder/'exact.jsonl', step, await asyncio.to_thread(logprob_gap, trainer, rs))
                 return rs
-            await rl(trainer, engine, collect, steps, folder, reward_shuffle=shuffled, say=lab.run.log)
+            await rl(trainer, engine, sampler, collect, steps, folder, reward_shuffle=shuffled, say=lab.run.log)
     finally: await engine.close()
     return dict(checkpoint=f'{folder.name}/step_{steps:04d}', curve=curve(lab, arm, steps, Log(folder/'log.jsonl').rows(), notes(folder/'exact.jsonl')))
 
@@ -232,7 +236,7 @@ def exact_all(rollouts: Iterable[Rollout]) -> dict:
 # %% ../../nbs/44_study.stages.ipynb #1ac01cb8
 def logprob_gap(trainer, rollouts: Iterable[Rollout]) -> dict:
     "Largest and 95% difference between engine and trainer log-probs over the trained tokens of all rollouts (the trainer holds the weights that played)."
-    from clawlab.learn.train import make_mini
+    from clawlab.learn.steps import make_mini
     trees = [build_tree(r.calls) for r in rollouts if r.calls]
     mini = make_mini(trees, trainer.token_budget)
     if not len(mini.coef_E): return dict(max=None, p95=None, n=0, rollouts=len(trees))
