@@ -50,7 +50,10 @@ def effective(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
     return {k: _value(k, given[k], v) if k in given else v for k, v in public.items()}
 
 # %% ../../nbs/43_study.run.ipynb #f72c9b30
-PRESETS: dict[str, dict] = {'nano': {}}  # preset -> parameter values; `-p` wins over them
+PRESETS: dict[str, dict] = {  # preset -> parameter values; `-p` wins over them
+    'nano': {},
+    'smol': dict(policy='smollm2', lora=16, threads=2, arms='rl:mix', unseen='', teacher=96, wrong=.5, sft_steps=40, clean=0, partial=0, batch=12, sft_lr=1e-3, steps=24, groups=4, epochs=1, lr=2e-4,
+                 concurrency=8, max_tokens=128, seconds=240, eval_tasks=48, eval_off=48, eval_mix=48, eval_greedy=24)}
 
 def fingerprint(notebook: Path, preset: str, params: Mapping[str, Any]) -> str:
     "Eight hex digits of the effective configuration, the notebook's code, the task suite and the pins of the harnesses that it uses."
@@ -211,7 +214,7 @@ def run_study(name: str, params: Mapping[str, Any] | None = None, preset: str = 
               deadline_s: float = 4*3600, quiet: bool = False) -> dict:
     "Run, resume or recall a study; gives `study, run, dir, index, results, status, seconds, headline`."
     if preset not in PRESETS: raise InputError(f'unknown preset {preset!r}; there are: {", ".join(PRESETS)}')
-    nb = study_path(name); eff = effective(parameters(nb), {**PRESETS[preset], **(params or {})})
+    nb = study_path(name); eff = effective(defaults := parameters(nb), {**{k: v for k, v in PRESETS[preset].items() if k in defaults}, **(params or {})})
     d, t = run_dir(name, nb, preset, eff, Path(reports) if reports else repo_root()/'reports').resolve(), time.monotonic()
     status, code = 'recalled' if (d/'finished').exists() else 'finished', files_digest([Path(clawlab.__file__).parent])
     if not (d/'code').exists(): (d/'code').write_text(code)

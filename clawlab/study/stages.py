@@ -141,11 +141,13 @@ def arm_mix(arm: str, train_harnesses: Sequence[str]) -> tuple[dict[str, float],
     return mix, kind == 'control'
 
 # %% ../../nbs/44_study.stages.ipynb #d01e05cc
-def load_model(path: str | Path):
-    "A policy from a checkpoint folder, float32."
+def load_model(path: str | Path, rank: int = 0):
+    "A policy from a checkpoint folder, float32; `rank` above 0: only low-rank additions to it are trained."
     import torch
     from transformers import AutoModelForCausalLM
-    return AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, local_files_only=True)
+    from clawlab.learn.weights import lora
+    model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, local_files_only=True)
+    return lora(model, rank) if rank else model
 
 def renamer(lab: Lab, template: Template, classes: Sequence[Sequence[str]]):
     "Renames the suite's words in demonstrations; never into the instruction of a task that isn't for training."
@@ -159,21 +161,21 @@ def trapezoid(lr: float, steps: int, warm: int = 10):
     down = max(steps//3, 1)
     return lambda step: lr*min((step + 1)/warm, 1., max((steps - step)/down, .05))
 
-async def cold_start(lab: Lab, policy: Path, demos: list[Rollout], *, classes: Sequence[Sequence[str]], steps: int, batch: int, lr: float, curriculum: tuple[int, int]) -> dict:
+async def cold_start(lab: Lab, policy: Path, demos: list[Rollout], *, classes: Sequence[Sequence[str]], steps: int, batch: int, lr: float, curriculum: tuple[int, int], rank: int = 0, threads: int | None = None) -> dict:
     "SFT from the untrained policy on the teacher's rollouts, wrong habits included; gives the checkpoint and the log."
     from clawlab.learn.data import sft_data
     from clawlab.learn.checkpoints import Log
     from clawlab.learn.loops import sft
     from clawlab.learn.train import Trainer
     data = sft_data(demos, min_score=None, dedup=False, seed=lab.seed)
-    trainer = Trainer(load_model(policy), lr=trapezoid(lr, steps), seed=lab.seed, assets=policy)
+    trainer = Trainer(load_model(policy, rank), lr=trapezoid(lr, steps), seed=lab.seed, assets=policy, threads=threads)
     folder = lab.run.path/'sft'
     await asyncio.to_thread(sft, trainer, data.splits['train'], steps, folder, batch=batch, curriculum=curriculum,
-                            rename=renamer(lab, Template.from_dir(policy), classes), say=lab.run.log)
+                            rename=renamer(lab, Template.from_dir(policy), classes) if classes else None, say=lab.run.log)
     return dict(checkpoint=f'sft/step_{steps:04d}', card=data.card, rows=[{k: r[k] for k in ('step', 'nll')} for r in Log(folder/'log.jsonl').rows()])
 
 # %% ../../nbs/44_study.stages.ipynb #7f80c439
-async def train_arm(lab: Lab, arm: str, start: Path, train_harnesses: Sequence[str], *, steps: int, groups: int, group_size: int, lr: float, **options) -> dict:
+async def train_arm(lab: Lab, arm: str, start: Path, train_harnesses: Sequence[str], *, steps: int, groups: int, group_size: int, lr: float, rank: int = 0, **options) -> dict:
     "One RL arm from the checkpoint `start`: plays, trains, checks every rollout; gives the checkpoint and the curve."
     from clawlab.capture.engines.torch import TorchEngine
     from clawlab.learn.data import TaskSampler
@@ -181,7 +183,7 @@ async def train_arm(lab: Lab, arm: str, start: Path, train_harnesses: Sequence[s
     from clawlab.learn.loops import rl
     from clawlab.learn.train import Trainer
     mix, shuffled = arm_mix(arm, train_harnesses)
-    folder, trainer = lab.run.path/arm.replace(':', '_'), Trainer(load_model(start), lr=lr, seed=lab.seed, assets=start, **options)
+    folder, trainer = lab.run.path/arm.replace(':', '_'), Trainer(load_model(start, rank), lr=lr, seed=lab.seed, assets=start, **options)
     sampler = TaskSampler(select(lab.tasks, split='train'), mix, groups, seed=lab.seed, name=arm)
     engine = TorchEngine(load_model(start), Template.from_dir(start), name=arm)
     engine.version = max([int(p.name[5:]) for p in Folder(folder).checkpoints()], default=0)  # a resumed run counts on
