@@ -215,6 +215,13 @@ async def test_react_exit_codes(answers, code, calls):
     assert (r.code, len(e.bodies)) == (code, calls), r
     assert load('react').truncated(r) == (code == 3)
 
+async def test_react_forks():
+    with Endpoint(answer(CALL), answer(CALL), answer(TEXT)) as e: r = await react(e, '--forks', '--turns', '5')
+    assert r.code == 0
+    a, b, c = (x['messages'] for x in e.bodies)
+    assert [x[-1]['content'] for x in (a, b, c)] == ['(5 more calls)', '(4 more calls)', '(3 more calls)'] and b[:-1] == c[:len(b) - 2] + [c[len(b) - 2] | {'content': 'hi'}]
+    assert [m['content'] for m in c if m['role'] == 'tool'] == ['[left out]', 'hi'] and not any('reasoning_content' in m for m in c)
+
 def sse(*chunks, end=True): return 200, b''.join(b'data: ' + json.dumps(c).encode() + b'\n\n' for c in chunks) + (b'data: [DONE]\n\n' if end else b'')
 def delta(finish=None, **d): return {'choices': [{'index': 0, 'delta': d, 'finish_reason': finish}]}
 

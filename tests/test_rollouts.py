@@ -10,6 +10,7 @@ from clawlab.launch.grading import Score
 from clawlab.launch.rollouts import Job, RERUNS, run_rollouts, tally
 from clawlab.launch.sandbox.base import Exec, Limits
 from clawlab.launch.tasks import load_suite, select
+from clawlab.learn.tree import build_tree
 
 TASKS = load_suite('nano')
 LIMITS = Limits(cpus=1, memory_mb=512, pids=64, disk_mb=64, seconds=30)
@@ -353,6 +354,15 @@ def host_pids(exe: str, instruction: str) -> list[int]:
         try: return Path(os.readlink(p/'exe')).name == exe and instruction.encode() in (p/'cmdline').read_bytes().split(b'\0')
         except OSError: return False
     return [int(p.name) for p in Path('/proc').iterdir() if p.name.isdigit() and of(p)]
+
+@bwrap
+async def test_react_forks_begins_a_path_with_every_call(tmp_path):
+    t = max(TASKS.values(), key=lambda t: (len(t.steps), t.task_id))
+    (r,), _ = await play(tmp_path, [Job(t, 'react:forks', group='g')], OracleEngine(TASKS, think='Hm.'))
+    tree = build_tree(r.calls)
+    assert r.reward == 1 and len(r.calls) == len(t.steps) + 1 >= 3
+    assert len(tree.leaves) == len(r.calls) and tree.stats['lineage_leaves'] == 1 and tree.stats['roots'] == 1 and tree.stats['drift'] == 0
+    assert tree.stats['trained'] == sum(len(c.output_ids) for c in r.calls)
 
 @HARNESSES
 async def test_the_oracle_solves_a_task_of_each_level(tmp_path, name):

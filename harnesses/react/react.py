@@ -1,6 +1,6 @@
 """clawlab's own ReACT loop: one model, one shell tool, nothing else.
 
-    CLAWLAB_API_KEY=... react.py --base-url http://127.0.0.1:8000/v1 --model NAME [--turns 8] [--seconds 30] [--stream] TASK
+    CLAWLAB_API_KEY=... react.py --base-url http://127.0.0.1:8000/v1 --model NAME [--turns 8] [--seconds 30] [--stream] [--forks] TASK
 
 Speaks OpenAI Chat Completions with the standard library only. Exit codes: 0 the model finished with a text,
 2 usage, 3 turn limit, 4 the endpoint failed or refused, 5 the last reply was cut off at its length limit.
@@ -71,16 +71,25 @@ def run(call, seconds):
     return '\n'.join(x for x in (text, note) if x) or '(no output)'
 
 
+def told(messages, left):
+    "What `--forks` sends instead of the history: as other harnesses do, it drops thinking and older outputs, and its last word is a reminder that isn't kept."
+    last = max((i for i, m in enumerate(messages) if m['role'] == 'assistant'), default=0)
+    out = [m | ({'content': '[left out]'} if m['role'] == 'tool' and i < last else {}) for i, m in enumerate(messages)]
+    for m in out: m.pop('reasoning_content', None)
+    return [*out, {'role': 'user', 'content': f'({left} more calls)'}]
+
+
 def main():
     p = argparse.ArgumentParser(prog='react')
     p.add_argument('--base-url', required=True); p.add_argument('--model', required=True)
     p.add_argument('--turns', type=int, default=8); p.add_argument('--seconds', type=float, default=30); p.add_argument('--stream', action='store_true')
+    p.add_argument('--forks', action='store_true')
     p.add_argument('task')
     a = p.parse_args()
     key = os.environ.pop('CLAWLAB_API_KEY', '')  # the commands need not see it
     messages = [{'role': 'system', 'content': SYSTEM}, {'role': 'user', 'content': a.task}]
-    for _ in range(a.turns):
-        msg, finish = post(a.base_url, key, {'model': a.model, 'messages': messages, 'tools': TOOLS} | ({'stream': True} if a.stream else {}))
+    for k in range(a.turns):
+        msg, finish = post(a.base_url, key, {'model': a.model, 'messages': told(messages, a.turns - k) if a.forks else messages, 'tools': TOOLS} | ({'stream': True} if a.stream else {}))
         messages.append(msg)
         if not msg.get('tool_calls'):
             print(msg.get('content') or '')
