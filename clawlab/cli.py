@@ -212,12 +212,11 @@ def tree(store: Annotated[str, typer.Option(help='sqlite:///FILE, FILE or postgr
          html: Annotated[Optional[Path], typer.Option(help='Write an interactive page: calls, messages, tokens, what was trained and why not')] = None,
          tokenizer: Annotated[Optional[Path], typer.Option(help="The model's folder, to read tokens with; ids that look like bytes need none")] = None):
     "Prefix trees of captured rollouts: counts, or a page to look at."
-    from clawlab.capture.chat import Template
     from clawlab.capture.store import Store
     from clawlab.learn.objectives import grpo_advantages
     from clawlab.learn.tree import build_tree
-    from clawlab.learn.viewer import page, summary
-    template = Template.from_dir(tokenizer) if tokenizer else None
+    from clawlab.learn.viewer import page, read_tokenizer, summary
+    codec = read_tokenizer(tokenizer) if tokenizer else None
     with Store.open(store, create=False) as st:
         path, rs = st.path, [st.rollout(rollout)] if rollout else st.rollouts(with_calls=True)
         mates = st.rollouts(group=[g]) if rollout and (g := rs[0].group) else rs
@@ -225,7 +224,7 @@ def tree(store: Annotated[str, typer.Option(help='sqlite:///FILE, FILE or postgr
     trees, graded = [(build_tree(r.calls), r) for r in rs], [r for r in mates if r.group]
     adv = {r.rollout_id: float(a) for r, a in zip(graded, grpo_advantages([r.reward for r in graded], [r.group for r in graded])[0]) if r.reward is not None}
     if html:
-        p = page(trees, template, adv, mates)
+        p = page(trees, codec, adv, mates)
         try: html.write_text(p.text, encoding='utf-8')
         except OSError as e: raise InputError(f'cannot write to {html}: {e.strerror}') from None
     for t, r in trees[:100]: say(summary(t, r, adv.get(r.rollout_id), calls=rollout is not None))

@@ -9,7 +9,7 @@ from clawlab.capture.chat import Template
 from clawlab.capture.tokens import END, SPECIALS, START, HFTokenizer
 from clawlab.cli import main
 from clawlab.learn.tree import build_tree
-from clawlab.learn.viewer import Messages, additions, advantage_axes, call_text, guess_template, page, summary, vocabulary
+from clawlab.learn.viewer import Messages, additions, advantage_axes, call_text, guess_tokenizer, page, read_tokenizer, summary, vocabulary
 from clawlab.records import Call, InputError, Message, Rollout, ToolCall
 
 @pytest.fixture
@@ -88,15 +88,17 @@ def test_hostile_names_stay_in_json():
     assert '<img' not in text and text.count('</script>') == 3 and text.count('<script') == 3 and '<b onclick' not in text
     assert json.loads(re.search(r'id="index">(.*?)</script>', text, re.S)[1])[0]['label'].startswith('</script><img')
 
-def test_a_token_that_is_half_a_character():
+def test_a_token_that_is_half_a_character(tmp_path):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     tok = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])); tok.pre_tokenizer, tok.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
     tok.add_special_tokens([str(m) for m in SPECIALS]); t = Template(HFTokenizer(tok))
+    tok.save(str(tmp_path/'tokenizer.json')); own = read_tokenizer(tmp_path)             # whatever its chat format
     ids = t.render([Message('user', 'Zébra 🦓 <|im_end|>')]); at, v = vocabulary(ids, t); ends = np.cumsum(v['len'])
     word = [(v['bytes'][e-n:e].tobytes(), m) for e, n, m in zip(ends, v['len'], v['mark'])]
     assert b''.join(word[w][0] for w in at).decode() == t.decode(ids) and (START.encode(), 1) in word and (END.encode(), 1) in word
+    assert [own.spell(i) for i in ids.tolist()] == [t.spell(i) for i in ids.tolist()]
     assert sum(b == b'<' and not m for b, m in word) == 1                              # what the user typed is text
-    assert t.spell(99999) == ('⟨99999⟩'.encode(), True) and guess_template(np.array([300])) is None and guess_template(np.array([261])) is not None
+    assert t.spell(99999) == ('⟨99999⟩'.encode(), True) and guess_tokenizer(np.array([300])) is None and guess_tokenizer(np.array([261])) is not None
 
 def test_additions_are_what_is_new_to_a_reader():
     r, lost = small(); parents = [next((j for j, d in enumerate(r.calls) if d.call_id == c.parent_id), -1) for c in r.calls]
@@ -158,7 +160,7 @@ async def test_a_call_tells_its_story(tab, tmp_path):
     await tab.key('n'); await tab.until(call(lost)); await tab.key('n'); await tab.until(call(8))
     assert 'cut: nothing was kept' in await tab.js(says)
     await tab.js("location.hash = '#r.10'"); await tab.until(call(10)); text = await tab.js(says)
-    assert 'A new context begins here' in text and 'after the summary by #9 compaction' in text and 'the first 1 messages are those of #1 main' in text
+    assert 'A new context begins here' in text and f'{len(r.calls[7].prompt_ids) + len(r.calls[7].output_ids)} tokens of #7 main before, {len(r.calls[10].prompt_ids)} now' in text and 'after the summary by #9 compaction' in text and 'the first 1 messages are those of #1 main' in text
     await tab.key('o'); await tab.until("document.querySelector('h2').textContent === 'r'"); text = await tab.js(says)
     assert 'Fix the zebra.' in text and 'reward0' in text and 'react 1.0' in text and '-1.250' in text
 
@@ -201,6 +203,21 @@ async def test_hostile_output_is_inert(tab, tmp_path):
     assert await tab.js('window.hit === undefined') and not hits
     assert len(tab.errors) >= 3 and all('Content Security Policy' in e for e in tab.errors); tab.errors.clear()
 
+async def test_what_may_be_missing(tab, tmp_path):
+    "No calls; calls without tokens, replies or messages; no tokenizer; a discarded rollout; a tool error."
+    bare = Rollout('bare', 't', 'h', outcome='infra_fail', dropped_reason='the sandbox was lost')
+    odd = Rollout('odd', 't', 'h', calls=(Call('odd.0', 'odd', 0, [], [], [], [], finish='error'), Call('odd.1', 'odd', 1, [70000, 80000], [90000], [np.nan], [-1], used={'x': float('nan')}, messages=(Message('tool', 'no such file', is_error=True),))))
+    r, _ = small(); f = tmp_path/'p.html'
+    f.write_text(page([(build_tree(()), bare), (build_tree(odd.calls), odd), (build_tree(r.calls, max_leaves=1), r)]).text)
+    await tab.open(f); assert await tab.js(rows) == 0 and 'the sandbox was lost' in await tab.js("document.getElementById('detail').textContent")
+    assert 'no reward infra_fail' in await tab.js("document.getElementById('outcome').textContent")
+    await tab.key(']'); await tab.until("document.body.dataset.ready === 'odd'"); assert 'name its folder with --tokenizer' in await tab.js("document.getElementById('detail').textContent")
+    assert await tab.js("[...document.querySelectorAll('.tag:not(.main)')].map(e => e.textContent)") == ['quarantined', 'tool error']
+    for n in (0, 1): await tab.click(f'#row{n}'); await tab.until(call(n))
+    text = await tab.js("document.getElementById('detail').textContent"); assert 'no such file' in text and '⟨90000⟩' in text
+    await tab.key(']'); await tab.until("document.body.dataset.ready === 'r'"); assert 'over-branching' in await tab.js("document.getElementById('detail').textContent")
+    assert (await tab.js("document.getElementById('count').textContent")).endswith(' 0 tokens trained')
+
 async def test_two_hundred_calls(tab, tmp_path):
     rng = np.random.default_rng(0); letters = np.array(list('etaoin shrdlu\n'))
     r = large(Template.bytes(), lambda n: ''.join(rng.choice(letters, n))); t = build_tree(r.calls); f = write(tmp_path, r)
@@ -216,7 +233,7 @@ async def test_two_hundred_calls(tab, tmp_path):
 @pytest.mark.parametrize('dark', [False, True])
 async def test_a_phone(tab, tmp_path, dark):
     r, _ = small(); await tab.look(390, 844, dark, True); await tab.open(write(tmp_path, r))
-    wide = "document.documentElement.scrollWidth <= innerWidth && document.getElementById('list').scrollWidth <= innerWidth"; assert await tab.js(wide)
+    await tab.js(pick('colour', 'advantage')); wide = "document.documentElement.scrollWidth <= innerWidth && document.getElementById('list').scrollWidth <= innerWidth"; assert await tab.js(wide)
     assert await tab.js("getComputedStyle(document.body).backgroundColor") == ('rgb(20, 23, 26)' if dark else 'rgb(251, 251, 249)')
     shown = lambda id: f"document.getElementById('{id}').offsetParent !== null"
     assert await tab.js(shown('list')) and not await tab.js(shown('detail'))

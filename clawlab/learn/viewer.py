@@ -8,27 +8,34 @@ import base64, hashlib, html, json, re, zlib
 from collections import Counter
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Iterable, Mapping, Sequence
 import numpy as np
 from ..records import Call, InputError, Message, Rollout
-from ..capture.chat import Template
 from ..capture.lineage import message_key
+from ..capture.tokens import Bytes, Codec, HFTokenizer
 from .tree import Tree, lcp
 
 # %% auto #0
-__all__ = ['guess_template', 'vocabulary', 'Messages', 'additions', 'packed', 'advantage_axes', 'kept_prefix', 'rollout_bytes',
-           'Page', 'page', 'call_text', 'summary']
+__all__ = ['read_tokenizer', 'guess_tokenizer', 'vocabulary', 'Messages', 'additions', 'packed', 'advantage_axes', 'kept_prefix',
+           'rollout_bytes', 'Page', 'page', 'call_text', 'summary']
 
 # %% ../../nbs/30c_learn.viewer.ipynb #49897fea
-def guess_template(ids_T: np.ndarray) -> Template | None:
-    "The byte template where the ids look like it, else None."
-    t = Template.bytes()
+def read_tokenizer(folder) -> Codec:
+    "The tokenizer of a model folder, whatever its chat format."
+    from tokenizers import Tokenizer
+    if not (f := Path(folder)/'tokenizer.json').is_file(): raise InputError(f'no tokenizer.json in {folder}')
+    return Codec(HFTokenizer(Tokenizer.from_file(str(f))), need=())
+
+def guess_tokenizer(ids_T: np.ndarray) -> Codec | None:
+    "Bytes, where the ids look like them, else None."
+    t = Codec(Bytes())
     return t if len(ids_T) and int(ids_T.max()) < t.vocab_size else None
 
-def vocabulary(ids_T: np.ndarray, template: Template | None) -> tuple[np.ndarray, dict]:
+def vocabulary(ids_T: np.ndarray, codec: Codec | None) -> tuple[np.ndarray, dict]:
     "Ids as numbers of a small vocabulary, int[T], and that: `id`, `bytes` and `len` of each entry, `mark`: 1 for structure."
     ids, at = np.unique(ids_T, return_inverse=True)
-    words = [template.spell(i) if template else (f'⟨{i}⟩'.encode(), True) for i in ids.tolist()]
+    words = [codec.spell(i) if codec else (f'⟨{i}⟩'.encode(), True) for i in ids.tolist()]
     return at, dict(id=ids, bytes=np.frombuffer(b''.join(b for b, _ in words), np.uint8), len=np.array([len(b) for b, _ in words], np.int64), mark=np.array([m for _, m in words], np.uint8))
 
 # %% ../../nbs/30c_learn.viewer.ipynb #ffcad38c
@@ -116,16 +123,16 @@ def _calls(tree: Tree, ms: Messages, adv_C) -> list[dict]:
             tools=tools.setdefault(json.dumps(c.tools, default=str), len(tools)), request=_text(dict(requested=c.requested, used=c.used, headers=c.headers))))
     return out, list(tools)
 
-def rollout_bytes(tree: Tree, rollout: Rollout | None = None, template: Template | None = None, advantage=None, mates: Iterable[Rollout] = ()) -> bytes:
+def rollout_bytes(tree: Tree, rollout: Rollout | None = None, codec: Codec | None = None, advantage=None, mates: Iterable[Rollout] = ()) -> bytes:
     "All that the page shows of one rollout. `advantage`: a number, float[C] or float[T]; `mates`: the other rollouts of its group."
     r, ms, (adv_C, adv_T) = rollout or Rollout(tree.rollout_id, '', ''), Messages(), advantage_axes(tree, advantage)
-    at, words = vocabulary(tree.ids_T, template := template or guess_template(tree.ids_T))
+    at, words = vocabulary(tree.ids_T, codec := codec or guess_tokenizer(tree.ids_T))
     calls, tools = _calls(tree, ms, adv_C)
     seq = np.append(np.argsort(np.argsort([c.seq for c in tree.calls], kind='stable')), -1)   # a call's number on the page
     about = {k: _text(v) for k, v in dict(task=r.task_id, harness=f'{r.harness} {r.harness_version}'.strip(), checkpoint=r.checkpoint, group=r.group, sample=r.sample, attempt=r.attempt, seed=r.seed, split=r.split,
              scores=r.scores, dropped=r.dropped_reason or '', exit_code=r.exit_code, meta=r.meta).items() if v not in (None, '', {})}
     facts = dict(id=r.rollout_id, about=about, outcome=r.outcome or '', reward=_num(r.reward), advantage=_num(advantage) if np.ndim(advantage) == 0 and advantage is not None else None,
-                 discarded=tree.discarded, stats={k: _text(v) if not isinstance(v, (int, dict)) else v for k, v in tree.stats.items()}, text=template is not None, tools=[_text(json.loads(t)) for t in tools],
+                 discarded=tree.discarded, stats={k: _text(v) if not isinstance(v, (int, dict)) else v for k, v in tree.stats.items()}, text=codec is not None or not len(at), tools=[_text(json.loads(t)) for t in tools],
                  mates=[[m.rollout_id, m.outcome or '', _num(m.reward)] for m in mates], calls=calls, messages=ms.rows)
     lp = np.where(np.isnan(tree.logprobs_T), -1, np.round(np.clip(-tree.logprobs_T, 0, 2e5) * 1e4)).astype(np.int64)   # minus log-prob, in ten-thousandths
     s = tree.call_T >= 0
@@ -145,7 +152,7 @@ class Page:
 def _hash(text: str) -> str: return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 def page(items: Iterable[tuple[Tree, Rollout | None]], # trees with the records of their rollouts
-         template: Template | None = None,             # what the tokens are read with; None: bytes, or not at all
+         codec: Codec | None = None,                   # what the tokens are read with; None: bytes, or not at all
          advantages: Mapping[str, float | np.ndarray] | None = None, # by rollout: a number, float[C] or float[T]
          mates: Iterable[Rollout] | None = None,       # records of all rollouts of their groups; None: those of `items`
          title: str = 'clawlab tree') -> Page:
@@ -156,7 +163,7 @@ def page(items: Iterable[tuple[Tree, Rollout | None]], # trees with the records 
         if r is not None and r.group: groups.setdefault(r.group, []).append(r)
     for t, r in items:
         rid = r.rollout_id if r is not None else t.rollout_id
-        blobs.append(base64.b64encode(rollout_bytes(t, r, template, advantages.get(rid), [m for m in groups.get(r.group, ()) if m.rollout_id != rid] if r is not None else ())).decode())
+        blobs.append(base64.b64encode(rollout_bytes(t, r, codec, advantages.get(rid), [m for m in groups.get(r.group, ()) if m.rollout_id != rid] if r is not None else ())).decode())
         index.append(dict(id=rid, calls=[c.call_id for c in t.calls], label=' · '.join(filter(None, (r and r.task_id, r and r.harness, rid))), outcome=(r and r.outcome) or '', reward=_num(r and r.reward)))
     source = files('clawlab.learn').joinpath('viewer.html').read_text(encoding='utf-8')
     style, script = (re.search(f'<{t}>(.*?)</{t}>', source, re.S)[1] for t in ('style', 'script'))
