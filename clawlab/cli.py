@@ -210,13 +210,15 @@ async def _proxy(engine, store, port, host, suite, task, open_, max_tokens, temp
 def tree(store: Annotated[str, typer.Option(help='sqlite:///FILE, FILE or postgresql://USER:PASSWORD@HOST/DATABASE')],
          rollout: Annotated[Optional[str], typer.Option(help='One rollout, with a line for each of its calls; default: all')] = None,
          html: Annotated[Optional[Path], typer.Option(help='Write an interactive page: calls, messages, tokens, what was trained and why not')] = None,
-         tokenizer: Annotated[Optional[Path], typer.Option(help="The model's folder, to read tokens with; ids that look like bytes need none")] = None):
+         tokenizer: Annotated[Optional[Path], typer.Option(help="The model's folder, to read tokens with; ids that look like bytes need none")] = None,
+         tasks: Annotated[Optional[str], typer.Option(help='The task suite: the page then shows the task, its solution and what the verifier expects')] = None):
     "Prefix trees of captured rollouts: counts, or a page to look at."
     from clawlab.capture.store import Store
     from clawlab.learn.objectives import grpo_advantages
     from clawlab.learn.tree import build_tree
     from clawlab.learn.viewer import page, read_tokenizer, summary
-    codec = read_tokenizer(tokenizer) if tokenizer else None
+    from clawlab.launch.tasks import load_suite
+    codec, suite = read_tokenizer(tokenizer) if tokenizer else None, load_suite(tasks) if tasks else None
     with Store.open(store, create=False) as st:
         path, rs = st.path, [st.rollout(rollout)] if rollout else st.rollouts(with_calls=True)
         mates = st.rollouts(group=[g]) if rollout and (g := rs[0].group) else rs
@@ -224,7 +226,7 @@ def tree(store: Annotated[str, typer.Option(help='sqlite:///FILE, FILE or postgr
     trees, graded = [(build_tree(r.calls), r) for r in rs], [r for r in mates if r.group]
     adv = {r.rollout_id: float(a) for r, a in zip(graded, grpo_advantages([r.reward for r in graded], [r.group for r in graded])[0]) if r.reward is not None}
     if html:
-        p = page(trees, codec, adv, mates)
+        p = page(trees, codec, adv, mates, suite)
         try: html.write_text(p.text, encoding='utf-8')
         except OSError as e: raise InputError(f'cannot write to {html}: {e.strerror}') from None
     for t, r in trees[:100]: say(summary(t, r, adv.get(r.rollout_id), calls=rollout is not None))

@@ -10,7 +10,7 @@ from clawlab.capture.tokens import END, SPECIALS, START, HFTokenizer
 from clawlab.cli import main
 from clawlab.learn.tree import build_tree
 from clawlab.learn.viewer import Messages, additions, advantage_axes, call_text, guess_tokenizer, page, read_tokenizer, summary, vocabulary
-from clawlab.records import Call, InputError, Message, Rollout, ToolCall
+from clawlab.records import Call, InputError, Message, Rollout, Task, ToolCall
 
 @pytest.fixture
 async def tab():
@@ -217,6 +217,11 @@ async def test_what_may_be_missing(tab, tmp_path):
     text = await tab.js("document.getElementById('detail').textContent"); assert 'no such file' in text and '⟨90000⟩' in text
     await tab.key(']'); await tab.until("document.body.dataset.ready === 'r'"); assert 'over-branching' in await tab.js("document.getElementById('detail').textContent")
     assert (await tab.js("document.getElementById('count').textContent")).endswith(' 0 tokens trained')
+
+async def test_the_task_and_how_it_is_graded(tab, tmp_path):
+    r, _ = small(); task = Task('zebra-1', 'f', 'test', 'Paint the zebra.' + EVIL[:-1], steps=('paint zebra',), expect={'zebra.txt': 'striped'}, verifier='def verify(w, e): return 1.')
+    await tab.open(write(tmp_path, r, tasks={'zebra-1': task})); says = "document.getElementById('detail').textContent"; assert 'Paint the zebra.</script><img' in await tab.js(says)
+    await tab.click('#detail summary'); await tab.until(f"{says}.includes('def verify')"); text = await tab.js(says); assert 'paint zebra' in text and 'striped' in text
 
 async def test_two_hundred_calls(tab, tmp_path):
     rng = np.random.default_rng(0); letters = np.array(list('etaoin shrdlu\n'))

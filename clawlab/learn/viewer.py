@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Iterable, Mapping, Sequence
 import numpy as np
-from ..records import Call, InputError, Message, Rollout
+from ..records import Call, InputError, Message, Rollout, Task
 from ..capture.lineage import message_key
 from ..capture.tokens import Bytes, Codec, HFTokenizer
 from .tree import Tree, lcp
@@ -123,7 +123,7 @@ def _calls(tree: Tree, ms: Messages, adv_C) -> list[dict]:
             tools=tools.setdefault(json.dumps(c.tools, default=str), len(tools)), request=_text(dict(requested=c.requested, used=c.used, headers=c.headers))))
     return out, list(tools)
 
-def rollout_bytes(tree: Tree, rollout: Rollout | None = None, codec: Codec | None = None, advantage=None, mates: Iterable[Rollout] = ()) -> bytes:
+def rollout_bytes(tree: Tree, rollout: Rollout | None = None, codec: Codec | None = None, advantage=None, mates: Iterable[Rollout] = (), task: Task | None = None) -> bytes:
     "All that the page shows of one rollout. `advantage`: a number, float[C] or float[T]; `mates`: the other rollouts of its group."
     r, ms, (adv_C, adv_T) = rollout or Rollout(tree.rollout_id, '', ''), Messages(), advantage_axes(tree, advantage)
     at, words = vocabulary(tree.ids_T, codec := codec or guess_tokenizer(tree.ids_T))
@@ -132,7 +132,7 @@ def rollout_bytes(tree: Tree, rollout: Rollout | None = None, codec: Codec | Non
     about = {k: _text(v) for k, v in dict(task=r.task_id, harness=f'{r.harness} {r.harness_version}'.strip(), checkpoint=r.checkpoint, group=r.group, sample=r.sample, attempt=r.attempt, seed=r.seed, split=r.split,
              scores=r.scores, dropped=r.dropped_reason or '', exit_code=r.exit_code, meta=r.meta).items() if v not in (None, '', {})}
     facts = dict(id=r.rollout_id, about=about, outcome=r.outcome or '', reward=_num(r.reward), advantage=_num(advantage) if np.ndim(advantage) == 0 and advantage is not None else None,
-                 discarded=tree.discarded, stats={k: _text(v) if not isinstance(v, (int, dict)) else v for k, v in tree.stats.items()}, text=codec is not None or not len(at), tools=[_text(json.loads(t)) for t in tools],
+                 discarded=tree.discarded, task=task and dict(instruction=task.instruction, solution=_text(list(task.steps)), expect=_text(task.expect), rubric=task.rubric, verifier=task.verifier), stats={k: _text(v) if not isinstance(v, (int, dict)) else v for k, v in tree.stats.items()}, text=codec is not None or not len(at), tools=[_text(json.loads(t)) for t in tools],
                  mates=[[m.rollout_id, m.outcome or '', _num(m.reward)] for m in mates], calls=calls, messages=ms.rows)
     lp = np.where(np.isnan(tree.logprobs_T), -1, np.round(np.clip(-tree.logprobs_T, 0, 2e5) * 1e4)).astype(np.int64)   # minus log-prob, in ten-thousandths
     s = tree.call_T >= 0
@@ -155,6 +155,7 @@ def page(items: Iterable[tuple[Tree, Rollout | None]], # trees with the records 
          codec: Codec | None = None,                   # what the tokens are read with; None: bytes, or not at all
          advantages: Mapping[str, float | np.ndarray] | None = None, # by rollout: a number, float[C] or float[T]
          mates: Iterable[Rollout] | None = None,       # records of all rollouts of their groups; None: those of `items`
+         tasks: Mapping[str, Task] | None = None,      # by id: what was asked, and how it is graded
          title: str = 'clawlab tree') -> Page:
     "Self-contained interactive page of rollouts."
     items, advantages, index, blobs = list(items), advantages or {}, [], []
@@ -163,7 +164,7 @@ def page(items: Iterable[tuple[Tree, Rollout | None]], # trees with the records 
         if r is not None and r.group: groups.setdefault(r.group, []).append(r)
     for t, r in items:
         rid = r.rollout_id if r is not None else t.rollout_id
-        blobs.append(base64.b64encode(rollout_bytes(t, r, codec, advantages.get(rid), [m for m in groups.get(r.group, ()) if m.rollout_id != rid] if r is not None else ())).decode())
+        blobs.append(base64.b64encode(rollout_bytes(t, r, codec, advantages.get(rid), [m for m in groups.get(r.group, ()) if m.rollout_id != rid] if r is not None else (), r and (tasks or {}).get(r.task_id))).decode())
         index.append(dict(id=rid, calls=[c.call_id for c in t.calls], label=' · '.join(filter(None, (r and r.task_id, r and r.harness, rid))), outcome=(r and r.outcome) or '', reward=_num(r and r.reward)))
     source = files('clawlab.learn').joinpath('viewer.html').read_text(encoding='utf-8')
     style, script = (re.search(f'<{t}>(.*?)</{t}>', source, re.S)[1] for t in ('style', 'script'))
