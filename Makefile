@@ -12,10 +12,10 @@ HARNESSES := react claude-code mini-swe-agent
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env system harnesses study study-full test test-slow test-smol test-load test-harnesses test-postgres check sync lint lab clean
+.PHONY: help env system harnesses study study-full test test-slow test-smol test-load test-browser test-harnesses test-postgres check sync lint lab clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -2; echo "targets: env harnesses study study-full test test-slow test-smol test-load test-harnesses test-postgres check lab clean"
+	@sed -n 's/^# //p' Makefile | head -2; echo "targets: env harnesses study study-full test test-slow test-smol test-load test-browser test-harnesses test-postgres check lab clean"
 
 # Debian's programs: a sandbox needs bubblewrap, and a Python of the system for what runs inside it.
 system:
@@ -72,6 +72,12 @@ test-smol: env
 # A thousand sessions at once, for minutes.
 test-load: env
 	@$(BIN)/python -m pytest tests -m load
+
+# The pages in a real browser; `make test` does this too where there is one.
+test-browser: env
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { [ "$$(id -u)" = 0 ] || { echo "clawlab: please install the Debian package chromium first" >&2; exit 1; }; \
+	 apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; }
+	@CLAWLAB_TEST_BROWSER=1 $(BIN)/python -m pytest tests/test_viewer.py
 
 # Every harness there is, OpenClaw too: 800 MB more, and half a minute of processor for each of its rollouts.
 test-harnesses: env

@@ -5,7 +5,6 @@
 # %% ../nbs/90_cli.ipynb #35dfa4b9
 from __future__ import annotations
 import asyncio, contextlib, errno, gc, hashlib, json, os, signal, sys
-from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Optional
 import typer
@@ -209,22 +208,33 @@ async def _proxy(engine, store, port, host, suite, task, open_, max_tokens, temp
 # %% ../nbs/90_cli.ipynb #3b375243
 @app.command()
 def tree(store: Annotated[str, typer.Option(help='sqlite:///FILE, FILE or postgresql://USER:PASSWORD@HOST/DATABASE')],
-         rollout: Annotated[Optional[str], typer.Option(help='One rollout; default: all')] = None,
-         html: Annotated[Optional[Path], typer.Option(help='Write the prefix trees as a page')] = None):
+         rollout: Annotated[Optional[str], typer.Option(help='One rollout, with a line for each of its calls; default: all')] = None,
+         html: Annotated[Optional[Path], typer.Option(help='Write an interactive page: calls, messages, tokens, what was trained and why not')] = None,
+         tokenizer: Annotated[Optional[Path], typer.Option(help="The model's folder, to read tokens with; ids that look like bytes need none")] = None,
+         tasks: Annotated[Optional[str], typer.Option(help='The task suite: the page then shows the task, its solution and what the verifier expects')] = None):
     "Prefix trees of captured rollouts: counts, or a page to look at."
     from clawlab.capture.store import Store
+    from clawlab.learn.objectives import grpo_advantages
     from clawlab.learn.tree import build_tree
-    with Store.open(store, create=False) as st: path, rs = st.path, [st.rollout(rollout)] if rollout else st.rollouts(with_calls=True)
+    from clawlab.learn.viewer import page, read_tokenizer, summary
+    from clawlab.launch.tasks import load_suite
+    codec, suite = read_tokenizer(tokenizer) if tokenizer else None, load_suite(tasks) if tasks else None
+    with Store.open(store, create=False) as st:
+        path, rs = st.path, [st.rollout(rollout)] if rollout else st.rollouts(with_calls=True)
+        mates = st.rollouts(group=[g]) if rollout and (g := rs[0].group) else rs
     if not rs: raise InputError(f'the store {path} has no rollouts')
-    trees = [(r, build_tree(r.calls)) for r in rs]
-    page = lambda: ''.join(f'<h3>{escape(f"{r.rollout_id} · {r.task_id} · {r.harness}")}</h3>{t._repr_html_()}' for r, t in trees)
-    try:
-        if html: html.write_text(f'<!doctype html><meta charset="utf-8"><title>clawlab tree</title>{page()}', encoding='utf-8')
-    except OSError as e: raise InputError(f'cannot write to {html}: {e.strerror}') from None
+    trees, graded = [(build_tree(r.calls), r) for r in rs], [r for r in mates if r.group]
+    adv = {r.rollout_id: float(a) for r, a in zip(graded, grpo_advantages([r.reward for r in graded], [r.group for r in graded])[0]) if r.reward is not None}
+    if html:
+        p = page(trees, codec, adv, mates, suite)
+        try: html.write_text(p.text, encoding='utf-8')
+        except OSError as e: raise InputError(f'cannot write to {html}: {e.strerror}') from None
+    for t, r in trees[:100]: say(summary(t, r, adv.get(r.rollout_id), calls=rollout is not None))
+    if html: say(f'clawlab: {p!r}: {html}')
     keys = ('calls', 'flat_tokens', 'tokens', 'lineage_leaves', 'token_leaves', 'sampled', 'shared', 'trained', 'drift')
-    exact = all((a == c.prompt_ids).all() and (b == c.output_ids).all() for _, t in trees for c, (a, b) in zip(t.calls, t.expand()))
-    emit(dict(store=path, rollouts=len(rs), **{k: sum(t.stats[k] for _, t in trees) for k in keys}, expand_exact=exact, html=str(html) if html else None,
-              trees=[dict(rollout=r.rollout_id, outcome=r.outcome, reward=r.reward, **t.stats) for r, t in trees] if rollout else None))
+    exact = all((a == c.prompt_ids).all() and (b == c.output_ids).all() for t, _ in trees for c, (a, b) in zip(t.calls, t.expand()))
+    emit(dict(store=path, rollouts=len(rs), **{k: sum(t.stats[k] for t, _ in trees) for k in keys}, expand_exact=exact, html=str(html) if html else None, bytes=len(p) if html else None,
+              trees=[dict(rollout=r.rollout_id, outcome=r.outcome, reward=r.reward, advantage=adv.get(r.rollout_id), **t.stats) for t, r in trees] if rollout else None))
 
 # %% ../nbs/90_cli.ipynb #50d20cfc
 @store_app.command('verify')

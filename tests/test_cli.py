@@ -38,7 +38,7 @@ ORACLE = ('rollout', '--tasks', 'nano', '--harness', 'react', '--engine', 'oracl
     ((*ORACLE, '--store', 'x.db', '--sandbox', 'chroot'), "unknown sandbox backend 'chroot'"),
     ((*ORACLE, '--store', 'x.db', '--n', '100000'), '100000 tasks wanted'),
     (('rollout', '--tasks', 'nope', *ORACLE[3:], '--store', 'x.db'), 'no task suite nope'),
-    (('tree', '--store', '/nowhere.db'), 'no store at /nowhere.db'),
+    (('tree', '--store', '/nowhere.db'), 'no store at /nowhere.db'), (('tree', '--store', 'x.db', '--tokenizer', '/nowhere'), 'no tokenizer.json in /nowhere'),
     (('proxy', '--engine', 'oracle', '--store', 'x.db'), 'name one with --tasks'),
     (('harness', 'install', 'emacs'), "unknown harness 'emacs'"), (('harness', 'check', 'emacs'), "unknown harness 'emacs'"),
     (('tasks', 'check', 'nope'), 'no task suite nope'),

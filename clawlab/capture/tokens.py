@@ -13,7 +13,7 @@ from ..records import InputError
 # %% auto #0
 __all__ = ['START', 'END', 'THINK', 'THINK_END', 'CALL', 'CALL_END', 'SPECIALS', 'GPT2', 'LLAMA3', 'O200K', 'QWEN', 'PUBLISHED',
            'Mark', 'splitter', 'fuse', 'Bytes', 'Remembered', 'ascii_pattern', 'stretches', 'Words', 'Spelled',
-           'is_control', 'HFTokenizer', 'Codec', 'encode', 'decode']
+           'is_control', 'HFTokenizer', 'Codec', 'encode', 'decode', 'spell']
 
 # %% ../../nbs/10_capture.tokens.ipynb #57e43af2
 class Mark(str): "A piece of structure: a special token, where the tokenizer has it."
@@ -55,6 +55,7 @@ class Bytes:
         if marks: self.special, self.size = {str(t): 256 + i for i, t in enumerate(marks)}, 256 + len(marks)
     def encode(self, text): return np.frombuffer(text.encode('utf-8', 'replace'), np.uint8).astype(np.int32)
     def decode(self, ids): return bytes(np.asarray(ids).tolist()).decode('utf-8', 'replace')
+    def spell(self, i): return bytes([i])
 
 # %% ../../nbs/10_capture.tokens.ipynb #92dadfe4
 class Remembered:
@@ -176,7 +177,8 @@ class HFTokenizer:
         self._true = {self._plain.token_to_id(t['content']): t['id'] for t in words}  # without control tokens the words moved up
         self._own = {i: j for j, i in self._true.items()}
         self._words, self.encode = None if words else Words.of(self._plain, spec), Remembered(self._encode)
-        self._decode = Spelled(self._plain).decode if (spec.get('decoder') or {}).get('type') == 'ByteLevel' else lambda ids: self._plain.decode(ids, skip_special_tokens=False)
+        self._spelled = Spelled(self._plain) if (spec.get('decoder') or {}).get('type') == 'ByteLevel' else None
+        self._decode = self._spelled.decode if self._spelled is not None else lambda ids: self._plain.decode(ids, skip_special_tokens=False)
         if bad := [s for s, i in self.special.items() if i in self.encode(s)]:
             raise InputError(f'this tokenizer turns the plain text {bad[0]!r} into the special token of that name')
     def _encode(self, text):
@@ -187,6 +189,9 @@ class HFTokenizer:
     def decode(self, ids):
         ids = np.asarray(ids).tolist()
         return self._decode([self._own.get(i, i) for i in ids] if self._own else ids)
+    def spell(self, i):
+        i = self._own.get(i, i)
+        return self._spelled[i] if self._spelled is not None else self._decode([i, i])[len(self._decode([i])):].encode()   # the first of a text loses its blank
 
 # %% ../../nbs/10_capture.tokens.ipynb #37833222
 class Codec:
@@ -231,3 +236,9 @@ def encode(self, text: str, special=False) -> np.ndarray:
 def decode(self, ids) -> str:
     "Exact text of `ids`, special tokens included."
     return ''.join(self.pieces(ids))
+
+@_patch(Codec)
+def spell(self, i: int) -> tuple[bytes, bool]:
+    "UTF-8 bytes of one id, which may be a part of a character, and whether it is structure; an id that the tokenizer doesn't have is shown as a number."
+    if m := self._mark.get(i): return m.encode(), True
+    return (self.tok.spell(i), False) if 0 <= i < self.vocab_size else (f'⟨{i}⟩'.encode(), True)
