@@ -43,14 +43,15 @@ def verdicts(res: Mapping) -> list[dict]:
     for g in T1:
         arm, h = g['arm'], g['harness']
         if g['versus'] != 'sft': add('mix', g, f'{arm} against {g["versus"]} in {h}' ) ; continue
-        kind = 'control' if arm.startswith('control') else 'own' if arm in (f'rl:{h}', 'rl:mix') and h in _trained(arm, res) else 'transfer'
+        kind = 'control' if arm.startswith('control') else 'own' if arm.startswith('rl:') and h in _trained(arm, res) else 'transfer'
         add(kind, g, f'{arm} in {h}' + {'own': ', its own harness,', 'transfer': ', a harness it was not trained in,', 'control': ' (shuffled rewards)'}[kind])
     return sorted(out, key=lambda v: ['own', 'mix', 'transfer', 'control'].index(v['kind']))
 
 def _trained(arm, res):
     "Harnesses an arm was trained in."
     mix = tuple(res.get('train_harnesses', ('react', 'claude-code')))
-    return mix if arm == 'rl:mix' else (arm.removeprefix('rl:'),)
+    where = arm.partition(':')[2].split('+')[0]
+    return mix if where == 'mix' else (where,)
 
 # %% ../../nbs/42_study.report.ipynb #565b5bc8
 def headline(res: Mapping) -> str:

@@ -26,10 +26,10 @@ from .metrics import cell, paired_gain, task_scores
 from .run import Run
 
 # %% auto #0
-__all__ = ['DEPTHS', 'tree_memory_mb', 'MemoryWatch', 'Lab', 'preflight', 'programs', 'suite_digest', 'teach', 'words', 'arm_mix',
-           'load_model', 'renamer', 'trapezoid', 'cold_start', 'train_arm', 'note', 'notes', 'exact', 'exact_all',
-           'logprob_gap', 'sharing', 'delivered_tokens', 'curve', 'Cell', 'plan', 'evaluate', 'gains', 'dropped',
-           'machine', 'check_all', 'assemble']
+__all__ = ['OPTIONS', 'DEPTHS', 'tree_memory_mb', 'MemoryWatch', 'Lab', 'preflight', 'programs', 'suite_digest', 'teach', 'words',
+           'arm_mix', 'load_model', 'renamer', 'trapezoid', 'cold_start', 'train_arm', 'note', 'notes', 'exact',
+           'exact_all', 'logprob_gap', 'sharing', 'delivered_tokens', 'curve', 'Cell', 'plan', 'evaluate', 'gains',
+           'dropped', 'machine', 'check_all', 'assemble']
 
 # %% ../../nbs/44_study.stages.ipynb #fdf6233e
 def tree_memory_mb(root: int) -> int:
@@ -133,12 +133,16 @@ def words(tasks: Iterable[Task], suite: Path) -> list[list[str]]:
     return [sorted(ws) for ws in json.loads(f.read_text()).values()]
 
 # %% ../../nbs/44_study.stages.ipynb #fd9f3f7f
-def arm_mix(arm: str, train_harnesses: Sequence[str]) -> tuple[dict[str, float], bool]:
-    "Harness mix of an arm and whether its rewards are shuffled."
-    kind, _, where = arm.partition(':')
+OPTIONS = dict(ppo=dict(kind='ppo'), per_call=dict(layout='per_call'), longest_path=dict(layout='longest_path'), paths=dict(weight='paths'), sqrt=dict(weight='sqrt'))
+
+def arm_mix(arm: str, train_harnesses: Sequence[str]) -> tuple[dict[str, float], bool, dict]:
+    "Harness mix of an arm, whether its rewards are shuffled, and options of the trainer: `rl:mix`, `rl:H`, `control:H`, each with `+OPTION` behind it."
+    kind, _, rest = arm.partition(':')
+    where, *options = rest.split('+')
     mix = {h: 1. for h in train_harnesses} if where == 'mix' else {where: 1.}
     if kind not in ('rl', 'control') or not set(mix) <= set(train_harnesses): raise InputError(f'unknown arm {arm!r}; arms are rl:mix, rl:H and control:H with H of {", ".join(train_harnesses)}')
-    return mix, kind == 'control'
+    if bad := [o for o in options if o not in OPTIONS]: raise InputError(f'unknown option {bad[0]!r} of arm {arm!r}; there are {", ".join(OPTIONS)}')
+    return mix, kind == 'control', {k: v for o in options for k, v in OPTIONS[o].items()}
 
 # %% ../../nbs/44_study.stages.ipynb #d01e05cc
 def load_model(path: str | Path, rank: int = 0):
@@ -182,8 +186,8 @@ async def train_arm(lab: Lab, arm: str, start: Path, train_harnesses: Sequence[s
     from clawlab.learn.checkpoints import Log, Run as Folder
     from clawlab.learn.loops import rl
     from clawlab.learn.train import Trainer
-    mix, shuffled = arm_mix(arm, train_harnesses)
-    folder, trainer = lab.run.path/arm.replace(':', '_'), Trainer(load_model(start, rank), lr=lr, seed=lab.seed, assets=start, **options)
+    mix, shuffled, own = arm_mix(arm, train_harnesses)
+    folder, trainer = lab.run.path/arm.replace(':', '_'), Trainer(load_model(start, rank), lr=lr, seed=lab.seed, assets=start, **options, **own)
     sampler = TaskSampler(select(lab.tasks, split='train'), mix, groups, seed=lab.seed, name=arm)
     engine = TorchEngine(load_model(start), Template.from_dir(start), name=arm)
     engine.version = max([int(p.name[5:]) for p in Folder(folder).checkpoints()], default=0)  # a resumed run counts on
@@ -330,8 +334,9 @@ async def evaluate(lab: Lab, arm: str, checkpoint: Path, cells: Sequence[Cell]) 
 # %% ../../nbs/44_study.stages.ipynb #159b7753
 def gains(evals: Mapping[str, Mapping[str, dict]], # arm -> 'harness|decoding' -> with scores
           train_harnesses: Sequence[str]) -> list[dict]:
-    "Paired gains with intervals that resample tasks."
+    "Paired gains over the start, of mixed over single harnesses, and of an arm with an option over the one without; intervals resample tasks."
     pairs = [(a, 'sft', k) for a in evals if a != 'sft' for k in evals[a]] + [('rl:mix', f'rl:{h}', f'{h}|{d}') for h in train_harnesses for d in ('T=1', 'greedy')]
+    pairs += [(a, a.split('+')[0], k) for a in evals if '+' in a for k in evals[a]]   # what an option changes
     out = []
     for a, b, key in pairs:
         if key not in evals.get(a, {}) or key not in evals.get(b, {}): continue
