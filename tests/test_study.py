@@ -263,9 +263,10 @@ def test_N52_killed_kernel_does_not_hang(project):
 
 def test_N52_deadline_stands_outside_the_kernel(project):
     project("run_dir = ''", "import pathlib, os, time; (pathlib.Path(run_dir)/'pid').write_text(str(os.getpid())); time.sleep(600)", name='sleeps')
-    with pytest.raises(R.StudyError, match='not finished after 6 s') as e: R.run_study('sleeps', deadline_s=6, quiet=True)
-    pid = int(next(Path('reports').glob('sleeps/*/pid')).read_text())
-    assert gone(pid)
+    for deadline in (6, 12, 24, 48):   # on a busy machine a kernel takes its time to start
+        with pytest.raises(R.StudyError, match=f'not finished after {deadline} s'): R.run_study('sleeps', deadline_s=deadline, quiet=True)
+        if pid := next(Path('reports').glob('sleeps/*/pid'), None): break
+    assert gone(int(pid.read_text()))
 
 def gone(pid, within=10):
     "Whether a process ends (or is a zombie) within some seconds."
