@@ -4,14 +4,16 @@
 
 # %% ../../nbs/31_learn.objectives.ipynb #33dc0e3a
 from __future__ import annotations
+from itertools import accumulate
 from typing import Sequence
 import numpy as np
 import torch
 from ..records import DataError, InputError
 
 # %% auto #0
-__all__ = ['NORMALIZERS', 'CORRECTIONS', 'CISPO_MAX', 'grpo_advantages', 'loss_coef', 'is_weights', 'policy_loss', 'tree_gae',
-           'value_loss']
+__all__ = ['EPS', 'NORMALIZERS', 'CORRECTIONS', 'CISPO_MAX', 'SURROGATES', 'group_stats', 'grpo_advantages', 'loss_coef',
+           'is_weights', 'quantiles', 'correction_metrics', 'policy_loss', 'tree_gae', 'whiten', 'explained_variance',
+           'actor_frozen', 'value_loss']
 
 # %% ../../nbs/31_learn.objectives.ipynb #deb507f2
 def _rewards(rewards_R):
@@ -30,33 +32,42 @@ def _ids(ids, what):
     number = {g: i for i, g in enumerate(dict.fromkeys(ids))}
     return np.array([number[g] for g in ids], np.int64)
 
-# %% ../../nbs/31_learn.objectives.ipynb #3cf79ee2
-def grpo_advantages(rewards_R: Sequence[float | None],  # None or NaN: no reward
-                    groups_R: Sequence,                 # group ids, hashable
-                    *, std_norm: bool = True,           # off: Dr. GRPO
-                    unit: str = 'rollout',              # rollout | sample: what mean and std count
-                    samples_R: Sequence[int] | None = None # samples per rollout, for unit='sample'
-                   ) -> tuple[np.ndarray, dict]:
-    """Group-relative advantages, float64[R], and metrics (GRPO; algorithms, section 4).
+# %% ../../nbs/31_learn.objectives.ipynb #eaefadfa
+EPS = 1e-6
 
-    `metrics['valid']` bool[R]: has a reward. `metrics['skipped']` bool[R]: of a group without variance; in N, not in the loss."""
+def group_stats(rewards_R, groups_R, *, unit: str = 'rollout', samples_R=None) -> dict:
+    """What the estimators below have in common, in float64: `dev_R` (R - group mean; exactly 0 without signal), `std_R`, `n_R` (sum of weights), `weight_R`, and `metrics`.
+
+    `valid` bool[R]: has a reward. `skipped` bool[R]: of a group without variance; it stays in N and out of the loss."""
     r, valid = _rewards(rewards_R)
     g = _ids(groups_R, 'group')
     if unit not in ('rollout', 'sample'): raise InputError(f'unknown unit {unit!r}; there are rollout, sample')
     if unit == 'sample' and samples_R is None: raise InputError("unit='sample' needs samples_R")
     w = np.ones(len(r)) if unit == 'rollout' else np.asarray(samples_R, np.float64)
     if not len(r) == len(g) == len(w): raise InputError(f'{len(r)} rewards, {len(g)} groups, {len(w)} weights')
-    adv, skipped, flat, empty, stds = np.zeros(len(r)), np.zeros(len(r), bool), 0, 0, []
-    for k in range(g.max(initial=-1) + 1):
+    dev, std, size, skipped, flat, empty = np.zeros(len(r)), np.zeros(len(r)), np.zeros(len(r)), np.zeros(len(r), bool), 0, 0
+    stds, groups = [], int(g.max(initial=-1) + 1)
+    for k in range(groups):
         i = np.flatnonzero((g == k) & valid & (w > 0)); x = r[i]
         if not len(i): empty += 1; continue
-        if np.ptp(x) <= 1e-6 * max(1, np.abs(x).max()): flat += 1; skipped[(g == k) & valid] = True; continue
-        mean = np.average(x, weights=w[i]); std = np.average((x - mean) ** 2, weights=w[i]) ** .5
-        adv[i] = (x - mean) / (std + 1e-6) if std_norm else x - mean
-        stds.append(std)
-    n = int(g.max(initial=-1) + 1)
-    return adv, dict(valid=valid, skipped=skipped, groups=n, zero_variance=flat, empty=empty, skipped_groups=flat + empty, missing=int((~valid).sum()),
-                     reward_mean=float(r[valid].mean()) if valid.any() else 0., reward_std=float(np.mean(stds)) if stds else 0.)
+        size[i] = w[i].sum()
+        if np.ptp(x) <= EPS * max(1, np.abs(x).max()): flat += 1; skipped[(g == k) & valid] = True; continue
+        dev[i] = x - np.average(x, weights=w[i]); std[i] = np.average(dev[i] ** 2, weights=w[i]) ** .5
+        stds.append(std[i[0]])
+    return dict(dev_R=dev, std_R=std, n_R=size, weight_R=w, metrics=dict(
+        valid=valid, skipped=skipped, groups=groups, zero_variance=flat, empty=empty, skipped_groups=flat + empty, missing=int((~valid).sum()),
+        reward_mean=float(r[valid].mean()) if valid.any() else 0., reward_std=float(np.mean(stds)) if stds else 0.))
+
+# %% ../../nbs/31_learn.objectives.ipynb #2d435879
+def grpo_advantages(rewards_R: Sequence[float | None],  # None or NaN: no reward
+                    groups_R: Sequence,                 # group ids, hashable
+                    *, std_norm: bool = True,           # off: Dr. GRPO
+                    unit: str = 'rollout',              # rollout | sample: what mean and std count
+                    samples_R: Sequence[float] | None = None # samples per rollout, for unit='sample'
+                   ) -> tuple[np.ndarray, dict]:
+    "Group-relative advantages, float64[R], and `group_stats` metrics (DeepSeekMath, arXiv 2402.03300, sec. 4.1; `std_norm=False`: Dr. GRPO, arXiv 2503.20783)."
+    s = group_stats(rewards_R, groups_R, unit=unit, samples_R=samples_R)
+    return (s['dev_R'] / (s['std_R'] + EPS) if std_norm else s['dev_R']), s['metrics']
 
 # %% ../../nbs/31_learn.objectives.ipynb #4e3d815c
 NORMALIZERS = ('rollout', 'token', 'sequence', 'prompt')
@@ -107,24 +118,33 @@ def is_weights(old_E,   # log-probs recomputed by the trainer before the first u
     if mode == 'veto': w = np.where(np.bincount(call, weights=ratio < 1e-4)[call] > 0, 0, w)
     return w.astype(np.float32)
 
-# %% ../../nbs/31_learn.objectives.ipynb #471c2d91
+# %% ../../nbs/31_learn.objectives.ipynb #6e7a17cf
+def quantiles(x, name: str) -> dict:
+    "`name_p01, _p50, _p99, _max` of an array: means hide what a few tokens do. NaN if it is empty."
+    x = np.asarray(x.detach().cpu().double() if torch.is_tensor(x) else x, np.float64)
+    q = np.quantile(x, (.01, .5, .99, 1.)) if len(x) else [float('nan')] * 4
+    return {f'{name}_{k}': float(v) for k, v in zip(('p01', 'p50', 'p99', 'max'), q)}
+
+def correction_metrics(old_E, behav_E, w_E) -> dict:
+    "`masked_share` (weight 0), `w_mean`, quantiles of the weights `w_*` and of the ratios old / behaviour `is_ratio_*` before any cap."
+    w = np.asarray(w_E, np.float64); d = np.asarray(old_E, np.float64) - np.asarray(behav_E, np.float64)
+    return dict(masked_share=float((w == 0).mean()) if len(w) else 0., w_mean=float(w.mean()) if len(w) else 0.,
+                **quantiles(w, 'w'), **quantiles(np.exp(np.clip(d[np.isfinite(d)], -20, 20)), 'is_ratio'))
+
+# %% ../../nbs/31_learn.objectives.ipynb #dd2ee561
 CISPO_MAX = 4.0
 
-def _quantiles(x, prefix):
-    "Means hide what a few tokens do (algorithms, section 5), so quantiles are reported."
-    q = torch.quantile(x.detach().double()[:1_000_000], torch.tensor([.01, .5, .99, 1.], dtype=torch.float64, device=x.device))
-    return {f'{prefix}_{k}': float(v) for k, v in zip(('p01', 'p50', 'p99', 'max'), q)}
-
-def _surrogate(logp, old, adv, kind, clip, dual_clip):
-    "J per entry, rho, and what was clipped."
-    rho = (logp - old).clamp(-20, 20).exp()
-    if kind == 'cispo': return rho.clamp(max=1 + CISPO_MAX).detach() * adv * logp, rho, rho > 1 + CISPO_MAX
+def _ppo(rho, logp, adv, clip, dual_clip):
     plain, cut = rho * adv, rho.clamp(1 - clip[0], 1 + clip[1]) * adv
     J = torch.minimum(plain, cut)
     if dual_clip: J = torch.where(adv < 0, torch.maximum(J, dual_clip * adv), J)
-    return J, rho, J != plain
+    return J, J != plain
 
-# %% ../../nbs/31_learn.objectives.ipynb #e331df23
+def _cispo(rho, logp, adv, clip, dual_clip): return rho.clamp(max=1 + CISPO_MAX).detach() * adv * logp, rho > 1 + CISPO_MAX
+
+SURROGATES = {'ppo': _ppo, 'cispo': _cispo}  # J per entry, and what was clipped
+
+# %% ../../nbs/31_learn.objectives.ipynb #8abab225
 def policy_loss(logp_E: torch.Tensor, # with gradient
                 old_E, adv_E, coef_E, w_E, *, ref_E=None, entropy_E=None, kind: str = 'ppo', # ppo | cispo
                 clip: tuple[float, float] = (.2, .28), dual_clip: float | None = 3.0,
@@ -132,45 +152,86 @@ def policy_loss(logp_E: torch.Tensor, # with gradient
     """The *sum* over the entries given, so losses of micro-batches add up; and metrics of the entries that count.
 
     `n` entries count and `masked` do not; `clip_frac`, `kl_old` (k3 against old), `kl_ref`, `entropy` are means over them, `ratio_*` quantiles."""
-    if kind not in ('ppo', 'cispo'): raise InputError(f'unknown kind {kind!r}; there are ppo, cispo')
+    if kind not in SURROGATES: raise InputError(f'unknown kind {kind!r}; there are {", ".join(SURROGATES)}')
     t = lambda x: torch.as_tensor(x, device=logp_E.device).to(logp_E.dtype)
     coef, w = t(coef_E), t(w_E)
-    on = (coef != 0) & (w != 0)
+    some, on = coef != 0, (coef != 0) & (w != 0)
     pick = lambda x: t(x)[on]
     logp, old, cw = logp_E[on], pick(old_E), (coef * w)[on]
-    if not len(logp): return logp.sum(), dict(n=0, masked=len(coef))
-    J, rho, clipped = _surrogate(logp, old, pick(adv_E), kind, clip, dual_clip)
-    k3 = lambda ref: (lambda d: d.exp() - d - 1)((ref - logp).clamp(-20, 20))
-    m = dict(n=len(logp), masked=len(coef) - len(logp), clip_frac=float(clipped.double().mean()), kl_old=float(k3(old).detach().mean()), **_quantiles(rho, 'ratio'))
-    if ref_E is not None and kl:
-        ref = k3(pick(ref_E)); J = J - kl * ref; m['kl_ref'] = float(ref.detach().mean())
-    loss = -(cw * J).sum()
-    if entropy_E is not None:
-        H = entropy_E[on] if torch.is_tensor(entropy_E) else pick(entropy_E); m['entropy'] = float(H.detach().mean())
-        if entropy: loss = loss - entropy * (coef[on] * H).sum()
+    bonus, m = logp.new_zeros(()), dict(n=len(logp), masked=len(coef) - len(logp))
+    if entropy_E is not None and some.any():
+        H = t(entropy_E)[some]; m['entropy'] = float(H.detach().mean())
+        if entropy: bonus = entropy * (coef[some] * H).sum()
+    loss = logp.sum()  # of nothing: 0, with a gradient
+    if len(logp):
+        rho = (logp - old).clamp(-20, 20).exp()
+        J, clipped = SURROGATES[kind](rho, logp, pick(adv_E), clip, dual_clip)
+        k3 = lambda ref: (lambda d: d.exp() - d - 1)((ref - logp).clamp(-20, 20))
+        m.update(clip_frac=float(clipped.double().mean()), kl_old=float(k3(old).detach().mean()), **quantiles(rho, 'ratio'))
+        if ref_E is not None and kl:
+            ref = k3(pick(ref_E)); J = J - kl * ref; m['kl_ref'] = float(ref.detach().mean())
+        loss = -(cw * J).sum()
+    loss = loss - bonus
     if not torch.isfinite(loss): raise DataError('the policy loss is not finite')
     return loss, m
 
-# %% ../../nbs/31_learn.objectives.ipynb #3c98ffa1
+# %% ../../nbs/31_learn.objectives.ipynb #8cb2c309
+def _trained_parent(parent, train):
+    "Nearest trained ancestor of every position, -1 if none: stretches of `parent[t] == t - 1` at once."
+    T = np.arange(len(parent))
+    head = parent != T - 1; head[:1] = True
+    starts = np.flatnonzero(head); run = np.cumsum(head) - 1
+    last = np.maximum.accumulate(np.where(train, T, -1))  # at or before t, whatever the path
+    above = []
+    for p in parent[starts].tolist(): above.append(-1 if p < 0 else int(last[p]) if last[p] >= starts[run[p]] else above[run[p]])
+    before = np.append(-1, last[:-1])[:len(T)]
+    return np.where(before >= starts[run], before, np.array(above, np.int64)[run]) if len(T) else T
+
+# %% ../../nbs/31_learn.objectives.ipynb #469db983
 def tree_gae(values_T, # float[T]; only those at trained positions are read
              parent_T, # int[T], parents before children
              train_T,  # bool[T]
              reward: float, *, gamma: float = 1.0, lam: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    "Advantages and λ-returns of one tree, float64[T], 0 where nothing is trained."
-    V, parent, train = np.asarray(values_T, np.float64), np.asarray(parent_T), np.asarray(train_T, bool)
-    T = len(V); adv, ret = np.zeros(T), np.zeros(T)
-    up = np.full(T, -1, np.int64)  # nearest trained ancestor
-    for t in range(T):
-        if (p := parent[t]) >= 0: up[t] = p if train[p] else up[p]
-    leaves, sumV, sumG = np.zeros(T, np.int64), np.zeros(T), np.zeros(T)
-    for t in np.flatnonzero(train)[::-1]:
-        if n := leaves[t]: ret[t] = gamma * ((1 - lam) * sumV[t] + lam * sumG[t]) / n
-        else: n, ret[t] = 1, reward
-        adv[t] = ret[t] - V[t]
-        if (p := up[t]) >= 0: leaves[p] += n; sumV[p] += n * V[t]; sumG[p] += n * ret[t]
+    "Advantages and λ-returns of one tree, float64[T], 0 where nothing is trained (GAE: arXiv 1506.02438; on trees: algorithms, section 4)."
+    values, parent, train = np.asarray(values_T, np.float64), np.asarray(parent_T, np.int64), np.asarray(train_T, bool)
+    if (parent >= np.arange(len(parent))).any(): raise InputError('a parent stands after its child')
+    adv, ret, at = np.zeros(len(values)), np.zeros(len(values)), np.flatnonzero(train)
+    V, n = values[at], len(at)
+    if not np.isfinite(V).all(): raise DataError('a value at a trained position is not finite')
+    up = _trained_parent(parent, train)[at]; up = np.where(up >= 0, np.searchsorted(at, up), -1)
+    alone = np.bincount(up[up >= 0], minlength=n)[:-1] == 1  # the one next state of the token before
+    starts = np.flatnonzero(np.append(True, (up[1:] != np.arange(n - 1)) | ~alone)[:n])
+    G, leaves, sumV, sumG = np.empty(n), np.zeros(n, np.int64), np.zeros(n), np.zeros(n)
+    for a, b in zip(starts[::-1].tolist(), np.append(starts[1:], n)[::-1].tolist()):  # from the leaves up: the stretch a..b-1 does not fork
+        m, e = int(leaves[b - 1]), b - 1
+        g = gamma * ((1 - lam) * sumV[e] + lam * sumG[e]) / m if m else reward
+        G[a:b] = list(accumulate((gamma * (1 - lam) * V[a + 1:b])[::-1].tolist(), lambda g, x: x + gamma * lam * g, initial=float(g)))[::-1]
+        if (p := up[a]) >= 0: m = m or 1; leaves[p] += m; sumV[p] += m * V[a]; sumG[p] += m * G[a]
+    ret[at] = G; adv[at] = G - V
     return adv, ret
 
-# %% ../../nbs/31_learn.objectives.ipynb #da5624a3
+# %% ../../nbs/31_learn.objectives.ipynb #53c9652e
+def whiten(adv_T, train_T) -> np.ndarray:
+    "float64[T]: mean 0 and population std 1 over the trained positions of the whole step, 0 elsewhere."
+    adv, on = np.asarray(adv_T, np.float64), np.asarray(train_T, bool)
+    if not on.any(): return np.zeros(len(adv))
+    x = adv[on]; std = x.std()
+    return np.where(on, (adv - x.mean()) / (std + EPS) if std > EPS * max(1, np.abs(x).max()) else 0., 0.)
+
+def explained_variance(value_E, return_E, weight_E=None) -> float:
+    "1 - var(return - value) / var(return), weighted; NaN where the returns do not vary. Not additive: give it a whole step."
+    v, G = np.asarray(value_E, np.float64), np.asarray(return_E, np.float64)
+    w = np.ones(len(v)) if weight_E is None else np.asarray(weight_E, np.float64)
+    if not (w > 0).any(): return float('nan')
+    var = lambda x: np.average((x - np.average(x, weights=w)) ** 2, weights=w)
+    return float(1 - var(G - v) / var(G)) if var(G) > 0 else float('nan')
+
+def actor_frozen(explained: Sequence[float], # explained variance of each batch so far, before the update on it
+                 most: int = 20) -> bool:
+    "Whether value pre-training goes on: until a batch is explained better than by a constant, or `most` batches are spent (ClawGym II; algorithms, section 4)."
+    return len(explained) < most and not any(x > 0 for x in explained)
+
+# %% ../../nbs/31_learn.objectives.ipynb #1f125410
 def value_loss(value_E: torch.Tensor, # with gradient
                return_E, coef_E, *, old_E=None, clip: float | None = None) -> tuple[torch.Tensor, dict]:
     "Sum over entries of `coef * (value - return)^2 / 2`, and metrics; entries with coefficient 0 stay out."
@@ -184,6 +245,5 @@ def value_loss(value_E: torch.Tensor, # with gradient
         if old_E is None: raise InputError('a clipped value loss needs old_E')
         old = t(old_E)[on]; far = (old + (v - old).clamp(-clip, clip) - R) ** 2
         m['clip_frac'] = float((far > err).double().mean()); err = torch.maximum(err, far)
-    var = float(R.var(unbiased=False))
-    m['explained_variance'] = 1 - float((R - v.detach()).var(unbiased=False)) / var if var > 0 else float('nan')
+    m['explained_variance'] = explained_variance(v.detach().double().cpu(), R.double().cpu())
     return (c * err).sum() / 2, m
