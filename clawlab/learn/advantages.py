@@ -60,9 +60,8 @@ def reinforce_pp_advantages(rewards_R, groups_R, harness_R: Sequence, *, unit: s
     h, dev = _ids(harness_R, 'harness'), s['dev_R']
     if len(h) != len(dev): raise InputError(f'{len(dev)} rewards, {len(h)} harnesses')
     w = s['weight_R'] * s['metrics']['valid']
-    sums = lambda x: np.bincount(h, weights=x, minlength=1)
-    var = np.divide(sums(w * dev ** 2), sums(w), out=np.zeros_like(sums(w)), where=sums(w) > 0)
-    return dev / (var[h] ** .5 + EPS), s['metrics']
+    mean = lambda x: np.divide(np.bincount(h, weights=w * x)[h], np.bincount(h, weights=w)[h], out=np.zeros(len(x)), where=w > 0)
+    return dev / (mean(dev ** 2) ** .5 + EPS), s['metrics']
 
 # %% ../../nbs/31a_learn.advantages.ipynb #293634ca
 def without_signal(rewards_R, groups_R) -> dict:
