@@ -4,7 +4,7 @@
 
 # %% ../../nbs/31a_learn.advantages.ipynb #f825a638
 from __future__ import annotations
-import inspect
+import hashlib, inspect
 from collections import Counter, defaultdict
 from typing import Sequence
 import numpy as np
@@ -81,24 +81,28 @@ def call_rewards(tree: Tree, reward: float, gamma: float) -> tuple[np.ndarray, n
     c = trained_calls(tree)
     return c, reward * gamma ** np.arange(len(c) - 1, -1, -1, dtype=np.float64)
 
-def to_tokens(trees: Sequence[Tree], adv_R) -> np.ndarray:
-    "float64[T]: a number per rollout, or an array per call (`_C`) for each rollout, on the trained tokens."
-    pick = lambda t, a: np.where(t.train_T, a if np.ndim(a) == 0 else np.append(a, 0.)[t.call_T], 0.)
-    return np.concatenate([np.zeros(0), *[pick(t, a) for t, a in zip(trees, adv_R)]])
+def to_tokens(trees: Sequence[Tree], adv_RC: Sequence[np.ndarray]) -> np.ndarray:
+    "float64[T]: what each call got, on the trained tokens it sampled."
+    return np.concatenate([np.zeros(0), *[np.where(t.train_T, np.append(a, 0.)[t.call_T], 0.) for t, a in zip(trees, adv_RC)]])
 
 # %% ../../nbs/31a_learn.advantages.ipynb #06a4e566
+_GIVEN = ('trees', 'rewards_R', 'groups_R', 'samples_R')
+
+def _named(f, also=()):
+    f.switches = tuple(dict.fromkeys([k for k in inspect.signature(f).parameters if k not in _GIVEN + ('kw',)] + list(also))); return f
+
 def _per_call(estimate):
-    "The estimator of tokens that belongs to one of rollouts: `estimate(rewards_R, groups_R, ..., unit, samples_R)`."
-    def tokens(trees, rewards_R, groups_R, *, unit: str = 'rollout', call_discount: float = 1., **kw):
+    "The estimator of calls that belongs to one of rollouts: `estimate(rewards_R, groups_R, ..., unit, samples_R)`."
+    def calls_of(trees, rewards_R, groups_R, *, unit: str = 'rollout', call_discount: float = 1., **kw):
         n = np.array([len(t.leaves) for t in trees], np.float64) if unit == 'sample' else np.ones(len(trees))
         if call_discount == 1:
             adv, m = estimate(rewards_R, groups_R, unit=unit, samples_R=n, **kw)
-            return to_tokens(trees, adv), m
+            return [np.full(len(t), a) for t, a in zip(trees, adv)], m
         if not 0 < call_discount < 1: raise InputError(f'call_discount is {call_discount}, not in (0, 1]')
         m = estimate(rewards_R, groups_R, unit=unit, samples_R=n, **kw)[1]  # which groups have signal
         r, valid = _rewards(rewards_R)
         calls, x = zip(*(call_rewards(t, a, call_discount) for t, a in zip(trees, r))) if len(r) else ((), ())
-        x = [v if len(v) else np.array([a]) for v, a in zip(x, r)]  # one without a trained call is a part of the baseline too
+        x = [np.array([a]) if skip or not len(v) else v for v, a, skip in zip(x, r, m['skipped'])]  # one without a trained call is a part of the baseline too
         of = np.repeat(np.arange(len(r)), [len(v) for v in x])
         per_call = lambda v: [v[i] for i in of]
         adv, _ = estimate([v if ok else None for v, ok in zip(np.concatenate([np.zeros(0), *x]), valid[of])], per_call(groups_R), unit='sample',
@@ -106,26 +110,23 @@ def _per_call(estimate):
         out = [np.zeros(len(t)) for t in trees]
         for i, c in enumerate(calls):
             if len(c) and not m['skipped'][i]: out[i][c] = adv[of == i]
-        return to_tokens(trees, out), m
-    sig = inspect.signature(estimate).parameters
-    new = {p.name: p for p in inspect.signature(tokens).parameters.values() if p.kind == p.KEYWORD_ONLY}
-    tokens.switches = tuple(dict.fromkeys([k for k in sig if k not in ('rewards_R', 'groups_R', 'samples_R')] + list(new)))
-    return tokens
+        return out, m
+    return _named(calls_of, (k for k in inspect.signature(estimate).parameters if k not in _GIVEN))
 
 # %% ../../nbs/31a_learn.advantages.ipynb #e16297c9
-def gigpo_advantages(trees, rewards_R, groups_R, *, omega: float = 1., step_discount: float = .95, std_norm: bool = True) -> tuple[np.ndarray, dict]:
-    "float64[T] and `group_stats` metrics, with `step_groups` (of two calls or more) and `step_calls` in them (GiGPO: Feng et al., arXiv 2505.10978, eq. 3-8)."
+def gigpo_advantages(trees, rewards_R, groups_R, *, omega: float = 1., step_discount: float = .95, std_norm: bool = True) -> tuple[list, dict]:
+    "float64[C] for each rollout and `group_stats` metrics, with `step_groups` (of two calls or more) and `step_calls` in them (GiGPO: Feng et al., arXiv 2505.10978, eq. 3-8)."
     adv, m = grpo_advantages(rewards_R, groups_R, std_norm=std_norm)
     r, valid = _rewards(rewards_R); at, x, key = [], [], []
     for i in np.flatnonzero(valid):
         for c, v in zip(*call_rewards(trees[i], r[i], step_discount)):
-            at.append((i, c)); x.append(v); key.append((groups_R[i], trees[i].calls[c].prompt_ids.tobytes(), trees[i].calls[c].media))
+            at.append((i, c)); x.append(v); key.append((groups_R[i], hashlib.blake2b(trees[i].calls[c].prompt_ids.tobytes()).digest(), trees[i].calls[c].media))
     out, stepped = [np.full(len(t), a) for t, a in zip(trees, adv)], np.zeros(len(r), bool)
     size = Counter(key); several = [j for j, k in enumerate(key) if size[k] > 1]
     step, _ = grpo_advantages([x[j] for j in several], [key[j] for j in several], std_norm=std_norm)
     for (i, c), a in zip([at[j] for j in several], step): out[i][c] += omega * a; stepped[i] |= omega * a != 0
     g = _ids(groups_R, 'group'); alive = np.bincount(g, weights=stepped, minlength=1) > 0
-    return to_tokens(trees, out), dict(m, skipped=m['skipped'] & ~alive[g], step_groups=sum(n > 1 for n in size.values()), step_calls=len(several))
+    return out, dict(m, skipped=m['skipped'] & ~alive[g], step_groups=sum(n > 1 for n in size.values()), step_calls=len(several))
 
 # %% ../../nbs/31a_learn.advantages.ipynb #c9fc68f0
 def ppo_advantages(trees, rewards_R, groups_R, values_T, *, gamma: float = 1., lam: float = 1., whiten_adv: bool = False) -> tuple[np.ndarray, dict]:
@@ -141,9 +142,8 @@ def ppo_advantages(trees, rewards_R, groups_R, values_T, *, gamma: float = 1., l
     return whiten(adv, on) if whiten_adv else adv, dict(s, skipped=np.zeros(len(r), bool), skipped_groups=s['empty'], returns=ret, explained_variance=explained_variance(values[on], ret[on]))
 
 # %% ../../nbs/31a_learn.advantages.ipynb #d750c2c5
-_LIKE = lambda f: setattr(f, 'switches', tuple(k for k, p in inspect.signature(f).parameters.items() if k not in ('trees', 'rewards_R', 'groups_R'))) or f
 ESTIMATORS = {'grpo': _per_call(grpo_advantages), 'rloo': _per_call(rloo_advantages), 'reinforce++': _per_call(reinforce_pp_advantages),
-              'gigpo': _LIKE(gigpo_advantages), 'ppo': _LIKE(ppo_advantages)}
+              'gigpo': _named(gigpo_advantages), 'ppo': _named(ppo_advantages)}
 NEEDS_VALUES = frozenset(k for k, f in ESTIMATORS.items() if 'values_T' in f.switches)
 
 def advantages(kind: str,            # a key of `ESTIMATORS`
@@ -152,10 +152,11 @@ def advantages(kind: str,            # a key of `ESTIMATORS`
                **switches) -> tuple[np.ndarray, dict]:
     """Advantages float64[T] of the concatenated trees, 0 where nothing is trained, and metrics.
 
-    `metrics['valid']`, `['skipped']` are bool[R]; `metrics['returns']` is float64[T] with a critic (`kind in NEEDS_VALUES`)."""
+    `metrics['valid']`, `['skipped']` are bool[R]. With a critic (`kind in NEEDS_VALUES`) `['returns']` is float64[T], without one `['adv_C']` is what each rollout's calls got."""
     if kind not in ESTIMATORS: raise InputError(f'unknown estimator {kind!r}; there are {", ".join(ESTIMATORS)}')
     f, have = ESTIMATORS[kind], dict(harness_R=harness_R, values_T=values_T)
     if bad := set(switches) - set(f.switches): raise InputError(f'{kind} has no switch {sorted(bad)}; it has {", ".join(k for k in f.switches if k not in have) or "none"}')
     if lack := [k for k, v in have.items() if k in f.switches and v is None]: raise InputError(f'{kind} needs {lack[0]}')
     if not len(trees) == len(rewards_R) == len(groups_R): raise InputError(f'{len(trees)} trees, {len(rewards_R)} rewards, {len(groups_R)} groups')
-    return f(trees, rewards_R, groups_R, **switches, **{k: v for k, v in have.items() if k in f.switches})
+    adv, m = f(trees, rewards_R, groups_R, **switches, **{k: v for k, v in have.items() if k in f.switches})
+    return (adv, m) if kind in NEEDS_VALUES else (to_tokens(trees, adv), dict(m, adv_C=adv))

@@ -47,11 +47,11 @@ def group_stats(rewards_R, groups_R, *, unit: str = 'rollout', samples_R=None) -
     if not len(r) == len(g) == len(w): raise InputError(f'{len(r)} rewards, {len(g)} groups, {len(w)} weights')
     dev, std, size, skipped, flat, empty = np.zeros(len(r)), np.zeros(len(r)), np.zeros(len(r)), np.zeros(len(r), bool), 0, 0
     stds, groups = [], int(g.max(initial=-1) + 1)
-    for k in range(groups):
-        i = np.flatnonzero((g == k) & valid & (w > 0)); x = r[i]
+    for every in np.split(np.argsort(g, kind='stable'), np.cumsum(np.bincount(g))[:-1]) if groups else ():
+        i = every[valid[every] & (w[every] > 0)]; x = r[i]
         if not len(i): empty += 1; continue
         size[i] = w[i].sum()
-        if np.ptp(x) <= EPS * max(1, np.abs(x).max()): flat += 1; skipped[(g == k) & valid] = True; continue
+        if np.ptp(x) <= EPS * max(1, np.abs(x).max()): flat += 1; skipped[every] = valid[every]; continue
         dev[i] = x - np.average(x, weights=w[i]); std[i] = np.average(dev[i] ** 2, weights=w[i]) ** .5
         stds.append(std[i[0]])
     return dict(dev_R=dev, std_R=std, n_R=size, weight_R=w, metrics=dict(
@@ -104,7 +104,9 @@ def is_weights(old_E,   # log-probs recomputed by the trainer before the first u
                behav_E, # log-probs recorded when sampling
                call_E,  # call of each entry, unique in the step
                *, mode: str = 'token_tis', cap: float = 2.0) -> np.ndarray:
-    "float32[E]; before packing, since calls must be whole. Entries without a recorded log-prob are refused."
+    """float32[E]; before packing, since calls must be whole. Entries without a recorded log-prob are refused.
+
+    TIS, sequence-TIS, MIS and the veto: Yao et al. 2025, Liu et al. 2025 (rollout-training mismatch); algorithms, section 5. `correction_metrics` tells what it did."""
     if mode not in CORRECTIONS: raise InputError(f'unknown correction {mode!r}; there are {", ".join(CORRECTIONS)}')
     old, behav = (np.asarray(x.detach().cpu() if torch.is_tensor(x) else x, np.float32) for x in (old_E, behav_E))
     if mode == 'none': return np.ones(len(old), np.float32)
@@ -151,6 +153,7 @@ def policy_loss(logp_E: torch.Tensor, # with gradient
                 kl: float = .001, entropy: float = 0.) -> tuple[torch.Tensor, dict]:
     """The *sum* over the entries given, so losses of micro-batches add up; and metrics of the entries that count.
 
+    PPO arXiv 1707.06347 with clip-higher (DAPO, 2503.14476) and dual clip (1912.09729); CISPO 2506.13585; k3: Schulman 2020; algorithms, section 5.
     `n` entries count and `masked` do not; `clip_frac`, `kl_old` (k3 against old), `kl_ref`, `entropy` are means over them, `ratio_*` quantiles."""
     if kind not in SURROGATES: raise InputError(f'unknown kind {kind!r}; there are {", ".join(SURROGATES)}')
     t = lambda x: torch.as_tensor(x, device=logp_E.device).to(logp_E.dtype)
@@ -234,7 +237,7 @@ def actor_frozen(explained: Sequence[float], # explained variance of each batch 
 # %% ../../nbs/31_learn.objectives.ipynb #1f125410
 def value_loss(value_E: torch.Tensor, # with gradient
                return_E, coef_E, *, old_E=None, clip: float | None = None) -> tuple[torch.Tensor, dict]:
-    "Sum over entries of `coef * (value - return)^2 / 2`, and metrics; entries with coefficient 0 stay out."
+    "Sum over entries of `coef * (value - return)^2 / 2`, and metrics; entries with coefficient 0 stay out (`clip`: PPO2, in Engstrom et al., arXiv 2005.12729)."
     t = lambda x: torch.as_tensor(x, device=value_E.device).to(value_E.dtype)
     on = t(coef_E) != 0
     v, R, c = value_E[on], t(return_E)[on], t(coef_E)[on]
