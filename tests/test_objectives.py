@@ -121,6 +121,18 @@ def test_unit_sample_counts_owner_paths():
 def coef_of(t, **kw):
     z = np.zeros(len(t.ids_T), int); return loss_coef(t.train_T, t.owner_T, z, z, t.weight_T, **kw)[t.train_T]
 
+def test_R3_what_was_sampled_is_what_is_trained():
+    "vocabulary a=1, b=2, ab=3: sampled [a, b] and replayed as the text 'ab', which is one token when it is encoded again: the loss is about a and b, once each"
+    t = build_tree([call(0, [7], [1, 2]), call(1, [7, 1, 2, 8], [1, 2], 0, drift=1)]); assert t.ids_T[t.train_T].tolist() == [1, 2, 1, 2] and t.stats['drift'] == 1 and np.allclose(coef_of(t), [1 / 4] * 4)
+    fork = build_tree([call(0, [7], [1, 2]), call(1, [7, 3, 8], [1, 2], 0)]); assert fork.ids_T[fork.train_T].tolist() == [1, 2, 1, 2] and (fork.ids_T[~fork.train_T] == 3).sum() == 1   # even then the re-encoded one is context
+
+def test_R4_a_reply_that_the_template_rewrote_is_trained_once():
+    "[S, U1] -> [t, x, /t, A1], then [S, U1, A1, U2]: A1 after the thinking is trained, A1 without it is context"
+    S, U1, U2, A1 = 1, 2, 3, 4; t = build_tree([call(0, [S, U1], [10, 11, 12, A1]), call(1, [S, U1, A1, U2], [5], 0)])
+    a1 = np.flatnonzero(t.ids_T == A1); assert len(t.leaves) == 2 and len(a1) == 2 and t.train_T[a1].sum() == 1 and t.train_T.sum() == 5
+    adv, _ = advantages('grpo', [t, chain('b', [4])], [1, 0], ['t'] * 2, std_norm=False); assert adv[:len(t.ids_T)].tolist() == (.5 * t.train_T).tolist() and np.allclose(coef_of(t), [1 / 5] * 5)
+    assert np.allclose(sorted(coef_of(t, normalizer='sequence')), [1 / 8] * 4 + [1 / 2])
+
 def test_R5_a_shared_node_is_trained_once():
     "A(3) -> {B(2), C(2)}: 7 tokens share the loss, not 10; with B untrainable 5, A included"
     A, B, C = call(0, [1], [2, 3, 4]), call(1, [1, 2, 3, 4, 5], [6, 7], 0), call(2, [1, 2, 3, 4, 8], [9, 10], 0)

@@ -93,8 +93,8 @@ def loss_coef(train_T, # bool[T], of all trees of the step
         g = _ids(group_T, 'group'); return _share(g, w, g.max(initial=0) + 1)
     owner = np.asarray(owner_T, np.int64)
     if (owner[train] < 0).any(): raise DataError('a trained token without an owner path')
-    _, s = np.unique(np.stack([r[train], owner[train]]), axis=1, return_inverse=True)
-    out = np.zeros_like(w); out[train] = _share(s.ravel(), w[train], s.max(initial=0) + 1)
+    _, s = np.unique(r[train] * (owner.max(initial=0) + 1) + owner[train], return_inverse=True)
+    out = np.zeros_like(w); out[train] = _share(s, w[train], s.max(initial=0) + 1)
     return out
 
 # %% ../../nbs/31_learn.objectives.ipynb #6c635dbb
