@@ -3,12 +3,12 @@ import copy, json
 from dataclasses import replace
 import numpy as np, pytest, torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-from clawlab.records import DataError, InputError
+from clawlab.records import InputError
 from clawlab.learn import train as T
 from clawlab.learn.tree import build_tree
 from clawlab.learn.forest import values
 from clawlab.learn.steps import LAYOUTS, OPENFORGE, lay_out, make_mini, prepare, rl_mini
-from clawlab.learn.weights import Adam, critic_of, lora, lora_layers, merged
+from clawlab.learn.weights import Adam, critic_of, lora
 from clawlab.learn.train import NotFinite, Trainer
 from test_train import call, close, gradients, model_, play, random_rollouts, rollout, same
 
