@@ -10,7 +10,7 @@ from clawlab.learn.forest import values
 from clawlab.learn.steps import LAYOUTS, OPENFORGE, lay_out, make_mini, prepare, rl_mini
 from clawlab.learn.weights import Adam, critic_of, lora
 from clawlab.learn.train import NotFinite, Trainer
-from test_train import call, close, gradients, model_, play, random_rollouts, rollout, same
+from test_train import adv_R, call, close, gradients, model_, play, random_rollouts, rollout, same
 
 def ppo(seed=0, **kw): return Trainer(model_(seed), **{**dict(kind='ppo', lr=2e-3, pretrain=0), **kw})
 
@@ -48,8 +48,8 @@ def test_advantage_is_reward_less_value_and_every_rollout_counts():
     assert np.allclose(m.adv_E, 1 - m.value_E, atol=1e-6) and np.allclose(m.return_E, 1) and m.coef_E.sum() == pytest.approx(1)
 
 def test_whitened_advantages():
-    tr = ppo(whiten=True); ms = [rl_mini(prepare(random_rollouts(tr.model, k), kind='ppo'), np.arange(12), 4096, 'rollout') for k in range(2)]; tr._judge(ms)
-    a = np.concatenate([m.adv_E for m in ms]); assert abs(a.mean()) < 1e-9 and a.std() == pytest.approx(1, abs=1e-6)
+    tr = ppo(switches=dict(whiten_adv=True)); ms = [rl_mini(prepare(random_rollouts(tr.model, k), kind='ppo'), np.arange(12), 4096, 'rollout') for k in range(2)]; tr._judge(ms)
+    a = np.concatenate([m.adv_E for m in ms]); assert abs(a.mean()) < 1e-9 and a.std() == pytest.approx(1, abs=1e-4)
 
 def test_value_gradient_is_the_textbook_one():
     tr = ppo(epochs=1, minibatches=1); rs = random_rollouts(tr.model, 3); got = []; tr.max_norm = 1e9
@@ -195,7 +195,7 @@ def test_every_layout_weighs_each_rollout_alike_and_openforge_each_call():
         assert w == pytest.approx(dict.fromkeys('abc', 1/3)), k
     s = prepare(rs, layout='per_call', unit='sample'); m = rl_mini(s, np.arange(3), 4096, 'sequence')
     assert [c.sum() for c in m.split(m.coef_E)] == pytest.approx([1/9]*9)
-    mean = (4*1 + 4*0 + .5)/9; assert (s.adv_R[0] > 0 > s.adv_R[1]) and np.isclose(s.adv_R[2]/s.adv_R[0], (.5 - mean)/(1 - mean))
+    mean = (4*1 + 4*0 + .5)/9; assert (adv_R(s)[0] > 0 > adv_R(s)[1]) and np.isclose(adv_R(s)[2]/adv_R(s)[0], (.5 - mean)/(1 - mean))
 
 def test_without_forks_all_layouts_are_one():
     rs = random_rollouts(model_(), 1)
@@ -209,3 +209,28 @@ def test_leaves_and_dead_share_are_reported():
 def test_staleness_is_the_age_of_what_is_trained():
     model = model_(); rs = [replace(r, calls=tuple(replace(c, versions=np.full(len(c.versions), 3 + k)) for k, c in enumerate(r.calls))) for r in random_rollouts(model, 1)]
     assert Trainer(model).rl_step(rs, version=5)['staleness'] == dict(mean=1.5, max=2)
+
+# ---- estimators by name
+
+@pytest.mark.parametrize('kind,switches', [('rloo', {}), ('reinforce++', {}), ('gigpo', dict(omega=.5)), ('grpo', dict(call_discount=.5)), ('grpo', dict(std_norm=False)), ('ppo', dict(gamma=.9, lam=.8))])
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_every_estimator_trains_in_every_layout(kind, switches, layout):
+    tr = Trainer(model_(), kind=kind, switches=switches, layout=layout, pretrain=0, correction='none', lr=1e-3); w0 = copy.deepcopy(tr.weights())
+    m = tr.rl_step([forked(f'{g}{i}', float(i), 10*g + i) for g in range(2) for i in range(3)])
+    assert m['updates'] == 4 and np.isfinite(m['loss']) and not same(w0, tr.weights())
+
+def test_per_call_keeps_the_advantage_of_its_call():
+    "The earlier call is further from the reward; alone or in the tree it has the same number."
+    rs = [forked('a', 1., 1), forked('b', 0., 2)]
+    flat = {}
+    for k in ('tree', 'per_call'):
+        s = prepare(rs, layout=k, call_discount=.5); flat[k] = [sorted({round(float(x), 9) for t, a, i in zip(s.trees, s.adv_S, s.of_S) if i == r for x in a[t.train_T]}) for r in (0, 1)]
+    assert flat['tree'] == flat['per_call'] and len(flat['tree'][0]) == 4
+
+def test_unknown_switches_are_one_clear_line():
+    for kw in (dict(kind='grpo', switches=dict(lam=.9)), dict(kind='ppo', switches=dict(values_T=1)), dict(kind='reinforce')):
+        with pytest.raises(InputError): Trainer(model_(), **kw)
+
+def test_timeouts_by_rule():
+    rs = [rollout('a', 1.), rollout('b', .5, outcome='timeout'), rollout('c', 0.)]
+    assert [prepare(rs, timeout=k).metrics['reward'] for k in ('score', 'drop', 'zero')] == pytest.approx([.5, .5, 1/3]) and len(prepare(rs, timeout='drop').rollouts) == 2

@@ -52,6 +52,11 @@ def random_rollouts(model, seed, groups=3, n=4, turns=2, length=5):
             out.append(rollout(rid, float(rng.integers(0, 3))/2 if i else float(g > 0), calls, f's{seed}g{g}'))
     return out
 
+def adv_R(s):
+    "One advantage per rollout, where all its tokens have the same."
+    each = [{float(a) for k, (t, a_T) in enumerate(zip(s.trees, s.adv_S)) if s.of_S[k] == i for a in a_T[t.train_T]} for i in range(len(s.rollouts))]
+    assert all(len(x) <= 1 for x in each); return np.array([next(iter(x), 0.) for x in each])
+
 def same(a, b): return all(torch.equal(v, b[k]) for k, v in a.items())
 
 # ---- data
@@ -116,7 +121,7 @@ def test_R54_group_too_small(capsys):
 def test_R6_baseline_counts_rollouts_not_rows():
     rows = lambda rid, k: [call(rid, i, [1, 2, 10 + i], [4]) for i in range(k)]
     s = prepare([rollout('a', 1., rows('a', 2)), rollout('b', 0., rows('b', 8))])
-    assert np.allclose(s.adv_R, [1, -1], atol=1e-4) and s.metrics['reward'] == .5
+    assert np.allclose(adv_R(s), [1, -1], atol=1e-4) and s.metrics['reward'] == .5
     with pytest.raises(DataError, match='missing or repeated'): prepare([rollout('a', 1.), rollout('a', 0.)])
     with pytest.raises(DataError, match='missing or repeated'): prepare([rollout('', 1., ())])
     with pytest.raises(DataError, match='no group'): prepare([replace(rollout('a', 1.), group='')])
@@ -124,12 +129,12 @@ def test_R6_baseline_counts_rollouts_not_rows():
 def test_R12_no_reward_is_not_zero():
     s = prepare([rollout('a', 1.), rollout('b', 0.), rollout('c', None), rollout('d', 0.)])
     assert [r.rollout_id for r in s.rollouts] == ['a', 'b', 'd'] and s.metrics['reward'] == pytest.approx(1/3)
-    assert np.allclose(s.adv_R, [2**.5, -.5**.5, -.5**.5], atol=1e-4)
+    assert np.allclose(adv_R(s), [2**.5, -.5**.5, -.5**.5], atol=1e-4)
     assert s.metrics['dropped'] == {'infra_fail': 1} and s.metrics['dropped_share'] == .25 and s.metrics['warnings']
 
 def test_R13_masked_row_leaves_the_baseline():
     rs = [rollout('a', 1.), rollout('b', .5), rollout('c', 0.), replace(rollout('d', 0.), dropped_reason='edited the tests')]
-    s = prepare(rs); assert s.metrics['reward'] == .5 and s.adv_R[1] == 0 and len(s.rollouts) == 3
+    s = prepare(rs); assert s.metrics['reward'] == .5 and adv_R(s)[1] == 0 and len(s.rollouts) == 3
     wide = [call('w', i, [1, 2, 10 + i], [4]) for i in range(4)]
     s = prepare([rollout('w', 1., wide), *rs[:3]], max_leaves=3)
     assert s.metrics['dropped'] == {'over-branching': 1} and s.metrics['reward'] == .5
@@ -139,9 +144,9 @@ def test_R13_masked_row_leaves_the_baseline():
 
 def test_R14_near_zero_std():
     s = prepare([rollout(f'a{i}', r) for i, r in enumerate([0.] + [.35]*7)])
-    assert s.adv_R[0] == pytest.approx(-2.6457, abs=1e-4) and s.adv_R[1] == pytest.approx(.37796, abs=1e-4)
-    s = prepare([rollout(f'a{i}', float(np.float32(.1))) for i in range(7)]); assert (s.adv_R == 0).all() and not s.signal_R.any()
-    s = prepare([rollout('a', .3)]); assert s.adv_R.tolist() == [0] and s.metrics['groups_signal'] == 0
+    assert adv_R(s)[0] == pytest.approx(-2.6457, abs=1e-4) and adv_R(s)[1] == pytest.approx(.37796, abs=1e-4)
+    s = prepare([rollout(f'a{i}', float(np.float32(.1))) for i in range(7)]); assert (adv_R(s) == 0).all() and not s.signal_R.any()
+    s = prepare([rollout('a', .3)]); assert adv_R(s).tolist() == [0] and s.metrics['groups_signal'] == 0
 
 def test_R5_R7_shared_once_and_side_never():
     side = [call('a', 2 + i, [30 + i], [31], [np.nan], -1, role='side', used={}) for i in range(2)]  # NaN at a masked position stays out
@@ -219,7 +224,7 @@ def test_grpo_gradient_is_the_textbook_one():
     model = model_(); rs = random_rollouts(model, 3); s = prepare(rs)
     got = gradients(Trainer(model, minibatches=1, epochs=1), lambda t: t.rl_step(rs))
     model = model_(); loss = 0
-    for r, a in zip(s.rollouts, s.adv_R):
+    for r, a in zip(s.rollouts, adv_R(s)):
         lp = [torch.log_softmax(model(torch.tensor(np.concatenate([c.prompt_ids, c.output_ids]))[None]).logits[0], -1)[len(c.prompt_ids) - 1:-1].gather(1, torch.tensor(c.output_ids).long()[:, None]) for c in r.calls]
         loss = loss - a*torch.cat(lp).mean()/len(rs)
     loss.backward()

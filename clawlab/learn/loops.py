@@ -14,7 +14,7 @@ import numpy as np
 from ..records import Call, ClawlabError, DataError, InputError, Rollout
 from ..capture.engines.base import Context, Sampling
 from .tree import build_tree
-from .objectives import grpo_advantages
+from .advantages import without_signal
 from .data import Draw, Example, Renamer, TaskSampler, batch_at, no_signal, prefix_share
 from .checkpoints import Run
 from .train import Trainer
@@ -126,9 +126,10 @@ def sft(trainer: Trainer, examples: list[Example], steps: int, folder=None, *, b
 
 # %% ../../nbs/37_learn.loops.ipynb #519741ad
 def _flat(rollouts) -> dict[str, str]:
-    "Groups without variance -> harness."
-    _, m = grpo_advantages([r.reward if not r.dropped_reason else None for r in rollouts], [r.group for r in rollouts])
-    return {r.group: r.harness for r, skipped in zip(rollouts, m['skipped']) if skipped}
+    "Groups that cannot teach -> harness."
+    groups = [r.group for r in rollouts]
+    harness = {r.group: r.harness for r in rollouts}
+    return {g: harness[g] for g in without_signal([None if r.dropped_reason else r.reward for r in rollouts], groups)}
 
 async def gather(step: int, sampler: TaskSampler, collect: Callable[[int, list[Draw]], Awaitable[list[Rollout]]], *, resample: int = 0, reward: Callable | None = None) -> tuple[list[Rollout], dict]:
     "The rollouts of a step, components added, and what there is to say about them; the sampler takes note."

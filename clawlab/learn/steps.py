@@ -10,13 +10,13 @@ from typing import Iterable
 import numpy as np
 from ..records import DataError, InputError, Rollout
 from .tree import Tree, build_tree, concat
-from .objectives import grpo_advantages, loss_coef
+from .objectives import loss_coef
+from .advantages import ESTIMATORS, NEEDS_VALUES, advantages, outcome_rewards
 from .forest import pack
 from .data import trained_calls
 
 # %% auto #0
-__all__ = ['LAYOUTS', 'OPENFORGE', 'KINDS', 'check_behaviour', 'lay_out', 'Step', 'prepare', 'Mini', 'make_mini', 'deal',
-           'rl_mini']
+__all__ = ['LAYOUTS', 'OPENFORGE', 'check_behaviour', 'lay_out', 'Step', 'prepare', 'Mini', 'make_mini', 'deal', 'rl_mini']
 
 # %% ../../nbs/35_learn.steps.ipynb #240e7595
 def check_behaviour(tree: Tree, temperature: float):
@@ -55,7 +55,7 @@ class Step:
     rollouts: list[Rollout]
     trees: list[Tree]     # _S
     of_S: np.ndarray      # index of the rollout
-    adv_R: np.ndarray     # float64; 0 where a critic will say
+    adv_S: list[np.ndarray] # float64[T] of each sample's tokens; 0 where a critic will say
     signal_R: np.ndarray  # bool: enters the loss
     metrics: dict
 
@@ -69,24 +69,49 @@ def _check_groups(rollouts):
         if len(p) > 1: raise DataError(f'group {g} mixes {sorted(p)}: a group is one (task, harness) pair')
 
 # %% ../../nbs/35_learn.steps.ipynb #a7998197
-KINDS = ('grpo', 'ppo')
-
-def prepare(rollouts: Iterable[Rollout], *, kind: str = 'grpo', temperature: float = 1.0, std_norm: bool = True, unit: str = 'rollout',
-            layout: str = 'tree', weight: str = 'once', max_leaves: int = 32) -> Step:
+def prepare(rollouts: Iterable[Rollout], *, kind: str = 'grpo', temperature: float = 1.0, layout: str = 'tree', unit: str = 'rollout',
+            weight: str = 'once', max_leaves: int = 32, timeout: str = 'score',
+            **switches # of the estimator
+           ) -> Step:
     "Samples and advantages of one training step. Raises `DataError` on groups that mix pairs and on replies that RL cannot use."
     rollouts = list(rollouts); _check_groups(rollouts)
     trees = [build_tree(r.calls, weight=weight, max_leaves=max_leaves) for r in rollouts]
-    why = [r.dropped_reason or ((r.outcome or 'no outcome') if r.reward is None else t.discarded and 'over-branching') for r, t in zip(rollouts, trees)]
-    keep = [i for i, w in enumerate(why) if not w]
+    harness = [r.harness for r in rollouts]
+    reward, drop = outcome_rewards([r.outcome for r in rollouts], [r.reward for r in rollouts], harness, timeout=timeout, why_R=[r.dropped_reason or (t.discarded and 'over-branching') for r, t in zip(rollouts, trees)])
+    keep = np.flatnonzero(~np.isnan(reward))
     for i in keep: check_behaviour(trees[i], temperature)
-    laid = {i: lay_out(trees[i], layout) for i in keep}
-    adv, m = grpo_advantages([r.reward if not w else None for r, w in zip(rollouts, why)], [r.group for r in rollouts], std_norm=std_norm, unit=unit,
-                             samples_R=[len(laid.get(i, ())) for i in range(len(rollouts))])
-    kept, signal = [rollouts[i] for i in keep], ~m['skipped'][keep] if keep else np.zeros(0, bool)
-    if kind == 'ppo': adv, signal = np.zeros(len(rollouts)), np.ones(len(keep), bool)
-    return Step(kept, [t for i in keep for t in laid[i]], np.array([k for k, i in enumerate(keep) for _ in laid[i]], np.int64), adv[keep], signal, dict(
-        rollouts=len(rollouts), groups=m['groups'], groups_signal=m['groups'] - m['zero_variance'] - m['empty'], groups_zero_variance=m['zero_variance'],
-        **_rewards_by(kept), **_dropped(rollouts, why), **_tree_health([trees[i] for i in keep])))
+    laid = [lay_out(t, layout) if i in set(keep.tolist()) else [] for i, t in enumerate(trees)]
+    adv, m = _estimate(kind, trees, laid, reward, [r.group for r in rollouts], harness, layout, unit, switches)
+    kept = [replace(rollouts[i], reward=float(reward[i])) for i in keep]
+    return Step(kept, [t for i in keep for t in laid[i]], np.array([k for k, i in enumerate(keep) for _ in laid[i]], np.int64), [a for i in keep for a in adv[i]], ~m['skipped'][keep], dict(
+        rollouts=len(rollouts), groups=m['groups'], groups_signal=m['groups'] - m['zero_variance'] - m['empty'], groups_zero_variance=m['zero_variance'], **{k: m[k] for k in ('step_groups', 'step_calls') if k in m},
+        **_rewards_by(kept), dropped_share=drop['dropped_share'], dropped_by_harness={h: v for (_, h), v in drop['dropped_by'].items()}, dropped=drop['dropped'], warnings=drop['warnings'], **_tree_health([trees[i] for i in keep])))
+
+def _estimate(kind, trees, laid, reward, groups, harness, layout, unit, switches):
+    "Advantages of each sample's tokens, by rollout, and the estimator's metrics."
+    if kind in NEEDS_VALUES: kind, switches, later = 'grpo', {}, True  # for its metrics: values are still to come
+    else: later = False
+    if 'unit' in ESTIMATORS[kind].switches: switches = dict(switches, unit=unit)
+    elif unit != 'rollout': raise InputError(f'{kind} has no statistics over samples')
+    each = [len(x) for x in laid]
+    if layout != 'tree' and unit == 'sample':  # rows are samples
+        of = np.repeat(np.arange(len(trees)), each); rows = lambda x: [x[i] for i in of]
+        adv, m = advantages(kind, [t for x in laid for t in x], reward[of], rows(groups), harness_R=rows(harness), **dict(switches, unit='rollout'))
+        parts = iter(_split(adv, [t for x in laid for t in x])); out = [[next(parts) for _ in x] for x in laid]
+        skipped = np.array([m['skipped'][of == i].any() for i in range(len(trees))], bool) | (np.array(each) == 0)
+        return out, dict(m, skipped=skipped)
+    adv, m = advantages(kind, trees, reward, groups, harness_R=harness, **switches)
+    out = [[a]*len(x) if layout == 'tree' else [_by_call(t, a, s) for s in x] for t, a, x in zip(trees, _split(adv, trees), laid)]
+    if later: out, m = [[0*a for a in x] for x in out], dict(m, skipped=np.zeros(len(trees), bool))
+    return out, m
+
+def _split(x_T, trees): return np.split(x_T, np.cumsum([len(t.ids_T) for t in trees])[:-1]) if len(trees) else []
+
+def _by_call(tree, adv_T, sample):
+    "The advantages of a tree's calls on the tokens of a sample of it."
+    on = np.flatnonzero(tree.train_T); of = {tree.calls[c].call_id: a for c, a in zip(tree.call_T[on], adv_T[on])}
+    a_C = np.array([of.get(c.call_id, next(iter(of.values()), 0.)) for c in sample.calls] + [0.])
+    return np.where(sample.train_T, a_C[sample.call_T], 0.)
 
 # %% ../../nbs/35_learn.steps.ipynb #133e7424
 def _by(rollouts, value): # mean of a value, per harness
@@ -97,11 +122,6 @@ def _by(rollouts, value): # mean of a value, per harness
 def _rewards_by(kept):
     x = [r.reward for r in kept]
     return dict(reward=float(np.mean(x)) if x else None, reward_by_harness=_by(kept, x), outcomes=dict(Counter(r.outcome for r in kept)))
-
-def _dropped(rollouts, why):
-    by = _by(rollouts, [bool(w) for w in why])
-    return dict(dropped_share=float(np.mean([bool(w) for w in why])) if why else 0., dropped_by_harness=by, dropped=dict(Counter(w for w in why if w)),
-                warnings=[f'{v:.0%} of the rollouts of {h} have no reward' for h, v in by.items() if v > .05])
 
 def _tree_health(trees):
     s = lambda k: [t.stats[k] for t in trees]; mean = lambda x: float(np.mean(x)) if trees else None
@@ -168,7 +188,6 @@ def rl_mini(step: Step, idx: np.ndarray, budget: int, normalizer: str) -> Mini:
     pad = lambda x, y: np.concatenate([x, y])  # one untrained token per rollout: N counts those that sampled none
     coef = loss_coef(pad(t[t], np.zeros(n, bool)), pad(owner, np.zeros(n, int)), pad(rollout, np.arange(n)), pad(group_R[rollout], group_R), pad(b.weight_T[t], np.zeros(n)), normalizer=normalizer)
     m.coef_E = coef[:len(m.coef_E)]
-    each = [int(step.trees[k].train_T.sum()) for k in S_on]
-    m.adv_E = np.repeat(step.adv_R[step.of_S[S_on]], each)
+    m.adv_E = np.concatenate([step.adv_S[k][step.trees[k].train_T] for k in S_on] or [np.zeros(0)])
     m.reward_S = np.array([step.rollouts[step.of_S[k]].reward for k in S_on], np.float64)
     return m

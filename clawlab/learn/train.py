@@ -12,9 +12,10 @@ from typing import Callable, Iterable
 import numpy as np, torch
 from ..records import Call, ClawlabError, DataError, InputError, Rollout
 from .tree import Tree, build_tree, concat
-from .objectives import is_weights, policy_loss, tree_gae, value_loss
+from .objectives import correction_metrics, explained_variance, is_weights, policy_loss, value_loss
+from .advantages import ESTIMATORS, NEEDS_VALUES, advantages
 from .forest import logprobs, values
-from .steps import KINDS, LAYOUTS, Mini, check_behaviour, deal, make_mini, prepare, rl_mini
+from .steps import LAYOUTS, Mini, check_behaviour, deal, make_mini, prepare, rl_mini
 from .weights import DTYPES, Adam, critic_of, digest, lora_layers, merged
 from .checkpoints import fill, read_checkpoint, write_checkpoint
 
@@ -28,13 +29,15 @@ class Trainer:
     "AdamW over whole rollouts; `step` counts finished steps of the loop that drives it."
     def __init__(self, model,                     # a Hugging Face causal LM, trained in place; one that went through `lora` trains its additions
                  *, lr: float | Callable = 1e-4,  # or a function of `step`
-                 kind: str = 'grpo',              # grpo | ppo: where advantages come from
-                 layout: str = 'tree', unit: str = 'rollout', weight: str = 'once', max_leaves: int = 32, normalizer: str = 'rollout', std_norm: bool = True,
+                 kind: str = 'grpo',              # of `advantages.ESTIMATORS`: grpo, ppo, rloo, reinforce++, gigpo
+                 switches: dict | None = None,    # of the estimator: std_norm, call_discount, gamma, lam, whiten_adv, omega, ...
+                 layout: str = 'tree', unit: str = 'rollout', weight: str = 'once', max_leaves: int = 32, normalizer: str = 'rollout',
+                 timeout: str = 'score',          # what a rollout that ran out of time gets: score | drop | zero
                  loss: str = 'ppo',               # ppo | cispo
                  clip: tuple = (.2, .28), kl: float = .001, entropy: float = 0., correction: str = 'token_tis', temperature: float = 1.0,
                  critic=None,                     # of kind ppo; default: one that starts as the policy
                  critic_lr: float | Callable | None = None, # default: the policy's
-                 gamma: float = 1., lam: float = 1., value_clip: float | None = None, whiten: bool = False,
+                 value_clip: float | None = None,
                  pretrain: int = 20,              # batches that the critic learns alone, at most
                  dtype: str = 'float32',          # float32 | bfloat16 with float32 masters
                  device: str | None = None,       # default: the GPU if there is one
@@ -43,25 +46,27 @@ class Trainer:
                  threads: int | None = None,      # torch's, while a step is computed; None leaves them alone
                  assets: str | Path | None = None # folder of tokenizer files, copied into each checkpoint
                 ):
-        for what, x, known in (('kind', kind, KINDS), ('layout', layout, LAYOUTS), ('number format', dtype, DTYPES)):
+        for what, x, known in (('kind', kind, ESTIMATORS), ('layout', layout, LAYOUTS), ('number format', dtype, DTYPES)):
             if x not in known: raise InputError(f'unknown {what} {x!r}; there are {", ".join(known)}')
         if not temperature > 0: raise InputError(f'temperature {temperature}: a greedy policy has no log-probs to train on')
         self.device, self.dtype = device or ('cuda' if torch.cuda.is_available() else 'cpu'), dtype
         self.model, self.lr, self.kind = model.to(device=self.device, dtype=DTYPES[dtype]).eval(), lr, kind
-        self.samples = dict(kind=kind, layout=layout, unit=unit, weight=weight, max_leaves=max_leaves, std_norm=std_norm, temperature=temperature)
+        self.switches = dict(switches or {})
+        if bad := set(self.switches) - set(ESTIMATORS[kind].switches) | set(self.switches) & {'unit', 'harness_R', 'values_T'}: raise InputError(f'{kind} has no switch {sorted(bad)[0]!r}')
+        self.samples = dict(kind=kind, layout=layout, unit=unit, weight=weight, max_leaves=max_leaves, timeout=timeout, temperature=temperature, **self.switches)
         self.loss, self.clip, self.kl, self.entropy, self.correction, self.normalizer = loss, tuple(clip), kl, entropy, correction, normalizer
-        self.temperature, self.gamma, self.lam, self.value_clip, self.whiten, self.pretrain = temperature, gamma, lam, value_clip, whiten, pretrain
+        self.temperature, self.value_clip, self.pretrain = temperature, value_clip, pretrain
         self.token_budget, self.epochs, self.minibatches, self.max_norm, self.seed, self.threads, self.assets = token_budget, epochs, minibatches, max_norm, seed, threads, assets
         self.step = self.updates = self.pretrained = 0          # `pretrained`: batches of the critic alone
         self.names = [n for n, p in model.named_parameters() if p.requires_grad]
         self.params = [p for p in model.parameters() if p.requires_grad]
         self.opt = Adam(self.params, self._lr(), weight_decay)
         self.critic, self.critic_lr = None, lr if critic_lr is None else critic_lr
-        if kind == 'ppo':
+        if kind in NEEDS_VALUES:
             self.critic = (critic or critic_of(self.model)).to(device=self.device, dtype=DTYPES[dtype]).eval()
             self.critic_opt = Adam([p for p in self.critic.parameters() if p.requires_grad], self._lr(self.critic_lr), weight_decay)
         self.base = digest(p for p in model.parameters() if not p.requires_grad) if lora_layers(model) else None
-        self.ready = kind != 'ppo' or not pretrain              # whether the policy is trained
+        self.ready = kind not in NEEDS_VALUES or not pretrain              # whether the policy is trained
         self.reference = self.dump = self._linked = None        # `_linked`: a checkpoint that already has the reference
 
     def _lr(self, lr=None):
@@ -215,22 +220,18 @@ def _judge(self, minis: list[Mini]) -> dict:
     for m in minis:
         m.value_E = self.value(m)
         if not np.isfinite(m.value_E).all(): self._stop(m, 'a value of the critic is not finite')
-        got = [_gae(t, v, r, self.gamma, self.lam) for t, v, r in zip(m.trees, m.split(m.value_E), m.reward_S)]
-        m.adv_E, m.return_E = (np.concatenate(x) for x in zip(*got))
-    cat = lambda k: np.concatenate([getattr(m, k) for m in minis] or [np.zeros(0)]).astype(np.float64)
-    V, R, A = cat('value_E'), cat('return_E'), cat('adv_E')
-    explained = float(1 - (R - V).var()/R.var()) if len(R) and R.var() > 1e-12 else None
-    if self.whiten:
-        for m in minis: m.adv_E = (m.adv_E - A.mean())/(A.std() + 1e-8)
+    trees = [t for m in minis for t in m.trees]; V_T = np.full(sum(len(t.ids_T) for t in trees), np.nan); on = np.concatenate([np.zeros(0, bool), *[t.train_T for t in trees]])
+    cat = lambda k: np.concatenate([np.zeros(0), *[getattr(m, k) for m in minis]]).astype(np.float64)
+    V_T[on] = V = cat('value_E')
+    adv_T, m = advantages(self.kind, trees, cat('reward_S'), list(range(len(trees))), values_T=V_T, **self.switches)
+    A, R = adv_T[on], m['returns'][on]; ends = np.cumsum([len(m.coef_E) for m in minis])[:-1]
+    for m, a, r in zip(minis, np.split(A, ends), np.split(R, ends)) if minis else (): m.adv_E, m.return_E = a, r
+    explained = explained_variance(V, R); explained = float(explained) if np.isfinite(explained) else None
     if not self.ready:
         self.ready = self.pretrained >= self.pretrain or explained is not None and explained > 0
         self.pretrained += not self.ready
     mean = lambda x: float(x.mean()) if len(x) else None
     return dict(explained_variance=explained, value=mean(V), returns=mean(R), advantage_abs=mean(np.abs(A)), pretraining=not self.ready, pretrained=self.pretrained)
-
-def _gae(tree, value_E, reward, gamma, lam):
-    V = np.zeros(len(tree.ids_T)); V[tree.train_T] = value_E
-    return tuple(x[tree.train_T] for x in tree_gae(V, tree.parent_T, tree.train_T, reward, gamma=gamma, lam=lam))
 
 @patch_trainer
 def _value_objective(self, m: Mini):
@@ -254,7 +255,7 @@ def _metrics(self, minis, entropy, ups, ratios, cut, version):
     old, d = cat('old_E'), (cat('ref_E') - cat('old_E') if self.kl else None)
     age = None if version is None else version - np.concatenate([t.versions_T[t.train_T] for m in minis for t in m.trees])
     out.update(kl=None if d is None else float(np.mean(np.exp(d) - d - 1)), entropy=float(np.concatenate(entropy).mean()), engine_trainer=_differ(old, cat('behav_E')),
-               correction_mean=float(cat('w_E').mean()), masked_share=float((cat('w_E') == 0).mean()), staleness=None if age is None else dict(mean=float(age.mean()), max=int(age.max())))
+               correction=correction_metrics(old, cat('behav_E'), cat('w_E')), staleness=None if age is None else dict(mean=float(age.mean()), max=int(age.max())))
     if not ups: return out
     r = np.concatenate(ratios)
     return dict(out, clip_fraction=float(np.concatenate(cut).mean()), ratio={q: float(np.quantile(r, p)) for q, p in (('min', 0), ('p01', .01), ('p50', .5), ('p99', .99), ('max', 1))},
