@@ -4,27 +4,20 @@
 
 # %% ../nbs/90_cli.ipynb #35dfa4b9
 from __future__ import annotations
-import asyncio, contextlib, errno, gc, hashlib, json, os, signal, sys
+import asyncio, contextlib, errno, gc, hashlib, os, signal, sys
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Optional
 import typer
 from .records import ClawlabError, InputError, home, repo_root, setting
+from .study.commands import emit, eval_, export, make_engine, say, train_app, try_
 
 # %% auto #0
-__all__ = ['app', 'tasks_app', 'harness_app', 'sandbox_app', 'bench_app', 'store_app', 'say', 'emit', 'pairs', 'one_line', 'main',
-           'study', 'table', 'make_engine', 'rollout', 'laboratory', 'admin_socket', 'proxy', 'tree', 'store_verify',
-           'store_gc', 'tasks_check', 'known_harnesses', 'harness_list', 'harness_install', 'harness_check',
-           'bench_install', 'bench_proxy_', 'bench_store', 'sandbox_sweep', 'doctor']
+__all__ = ['app', 'tasks_app', 'harness_app', 'sandbox_app', 'bench_app', 'store_app', 'pairs', 'one_line', 'main', 'study',
+           'table', 'rollout', 'laboratory', 'admin_socket', 'proxy', 'tree', 'store_verify', 'store_gc', 'tasks_check',
+           'known_harnesses', 'harness_list', 'harness_install', 'harness_check', 'bench_install', 'bench_proxy_',
+           'bench_store', 'sandbox_sweep', 'doctor']
 
 # %% ../nbs/90_cli.ipynb #8402dd63
-def say(*parts):
-    "A line for people, on stderr."
-    print(*parts, file=sys.stderr, flush=True)
-def emit(obj: Any):
-    "One JSON object as the last line of stdout."
-    from clawlab.study.report import clean
-    print(json.dumps(clean(obj), ensure_ascii=False), flush=True)
-
 app = typer.Typer(name='clawlab', help='Train language models inside the agent harnesses they are deployed in.', no_args_is_help=True, add_completion=False,
                   pretty_exceptions_enable=False, rich_markup_mode=None)
 _sub = lambda name, text: (t := typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None), app.add_typer(t, name=name))[0]
@@ -84,35 +77,6 @@ def table(name: Annotated[str, typer.Argument(help='A study')],
     "Pool the finished runs of a study over their seeds: gains with intervals that resample seeds and tasks."
     from clawlab.study.seeds import pool_runs, markdown
     res = pool_runs((reports or repo_root()/'reports')/name, run); say(markdown(res)); emit(res)
-
-# %% ../nbs/90_cli.ipynb #22149677
-def make_engine(spec: str, tasks: dict | None = None, wrong: float = 0.):
-    "An engine from its command line name."
-    kind, _, arg = spec.partition(':')
-    if kind == 'script':
-        from clawlab.capture.engines.script import ScriptEngine
-        return ScriptEngine(arg)
-    if kind == 'oracle':
-        if tasks is None: raise InputError('the oracle plays the solutions of a task suite: name one with --tasks')
-        from clawlab.capture.engines.oracle import OracleEngine
-        return OracleEngine(tasks, wrong=wrong)
-    if kind == 'torch':
-        if not Path(arg).is_dir(): raise InputError(f'no model folder {arg!r}; a study leaves its checkpoints in its run directory')
-        from clawlab.capture.engines.torch import TorchEngine
-        return TorchEngine.from_dir(arg)
-    if kind == 'vllm':
-        from clawlab.capture.engines.vllm import VLLMEngine
-        url, _, folder = arg.partition('@')
-        if not url.startswith(('http://', 'https://')): raise InputError(f'{spec!r}: vllm:URL or vllm:URL@DIR, and the URL begins with http://')
-        return VLLMEngine.open(url, folder)
-    if kind == 'replay':
-        from clawlab.capture.chat import Template
-        from clawlab.capture.engines.replay import ReplayEngine
-        from clawlab.capture.store import Store
-        where, _, folder = arg.partition('@')
-        where, _, rid = where.partition('#')
-        return ReplayEngine(Store.open(where, create=False), rid or None, Template.from_dir(folder) if folder else None, owns=True)
-    raise InputError(f'unknown engine {spec!r}; there are torch:DIR, vllm:URL[@DIR], script:FILE, oracle, replay:STORE[#ROLLOUT][@DIR]')
 
 # %% ../nbs/90_cli.ipynb #1503c89f
 @app.command()
@@ -407,6 +371,10 @@ async def _doctor() -> list[dict]:
         except OSError as e: row(what, False, f'{d}: {e.strerror}')
     row('processors', True, os.cpu_count()); row('memory', True, f"{os.sysconf('SC_PAGE_SIZE')*os.sysconf('SC_PHYS_PAGES') >> 20} MB")
     return rows
+
+# %% ../nbs/90_cli.ipynb #20ac52bd
+app.add_typer(train_app, name='train')
+for _name, _f in dict(eval=eval_, export=export, **{'try': try_}).items(): app.command(_name)(_f)
 
 # %% ../nbs/90_cli.ipynb #0f69d6bf
 if __name__ == '__main__': main()
