@@ -1720,6 +1720,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
             'clawlab.study.drive': { 'clawlab.study.drive.Yard': ('study.drive.html#yard', 'clawlab/study/drive.py'),
                                      'clawlab.study.drive.Yard.limits': ('study.drive.html#yard.limits', 'clawlab/study/drive.py'),
                                      'clawlab.study.drive.Yard.serve': ('study.drive.html#yard.serve', 'clawlab/study/drive.py'),
+                                     'clawlab.study.drive._load': ('study.drive.html#_load', 'clawlab/study/drive.py'),
                                      'clawlab.study.drive.call_rows': ('study.drive.html#call_rows', 'clawlab/study/drive.py'),
                                      'clawlab.study.drive.demonstrations': ('study.drive.html#demonstrations', 'clawlab/study/drive.py'),
                                      'clawlab.study.drive.evaluate_policy': ('study.drive.html#evaluate_policy', 'clawlab/study/drive.py'),

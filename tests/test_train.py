@@ -156,6 +156,19 @@ def test_R5_R7_shared_once_and_side_never():
     assert len(m.coef_E) == 7 and s.metrics['roles'] == {'main': 3, 'side': 2}
     loss = Trainer(model_()).rl_step([rollout('a', 1., tree.calls), rollout('b', 0.)]); assert np.isfinite(loss['loss']) and loss['entries'] == 9
 
+def test_R3_what_was_sampled_is_trained_not_what_the_text_would_be():
+    "Vocabulary a=10, b=11, ab=12: sampled [a, b]. Replayed as [a, b] it is one chain; a prompt with ab is a fork, and what was sampled is still what is trained."
+    one, two = ([call('a', 0, [1], [10, 11]), call('a', 1, p, [13], parent=0, drift=1)] for p in ([1, 10, 11, 2], [1, 12, 2]))
+    for calls, leaves in ((one, 1), (two, 2)):
+        s = prepare([rollout('a', 1., calls), rollout('b', 0.)]); m = rl_mini(s, np.arange(2), 4096, 'rollout'); t = m.trees[0]
+        assert sorted(t.ids_T[t.train_T].tolist()) == [10, 11, 13] and len(t.leaves) == leaves and t.stats['drift'] == 1
+
+def test_R7_a_title_and_a_quota_call_are_counted_not_trained():
+    side = [call('a', 3 + i, [30 + i], [31], [np.nan], -1, role='side', used=dict(max_tokens=1)) for i in range(2)]
+    line = [call('a', k, [1, 2, *[x for j in range(k) for x in (20 + j, 5)]], [20 + k], parent=k - 1 if k else None) for k in range(3)]
+    s = prepare([rollout('a', 1., [*line, *side]), rollout('b', 0.)])
+    assert s.metrics['roles'] == {'main': 4, 'side': 2} and s.trees[0].ids_T[s.trees[0].train_T].tolist() == [20, 21, 22]
+
 def test_groups_never_mix_pairs():
     with pytest.raises(DataError, match='mixes'): prepare([rollout('a', 1.), rollout('b', 0., harness='other')])
 

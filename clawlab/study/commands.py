@@ -37,8 +37,9 @@ def make_engine(spec: str, tasks: dict | None = None, wrong: float = 0.):
         return OracleEngine(tasks, wrong=wrong)
     if kind == 'torch':
         if not Path(arg).is_dir(): raise InputError(f'no model folder {arg!r}; a study leaves its checkpoints in its run directory')
+        from transformers.utils.logging import disable_progress_bar
         from clawlab.capture.engines.torch import TorchEngine
-        return TorchEngine.from_dir(arg)
+        disable_progress_bar(); return TorchEngine.from_dir(arg)
     if kind == 'vllm':
         from clawlab.capture.engines.vllm import VLLMEngine
         url, _, folder = arg.partition('@')
@@ -133,7 +134,8 @@ def try_(checkpoint: Annotated[str, typer.Option(help='A checkpoint, or any mode
     files = {f.name: f.read_text(errors='replace') for f in file or ()}; text = sys.stdin.read() if instruction == '-' else instruction
     with tempfile.TemporaryDirectory() as tmp:
         eng, _ = _policy(checkpoint, None)
-        emit(asyncio.run(try_policy(eng, harness=harness, instruction=text, files=files, yard=_yard(sandbox, 1, seconds, temperature, max_tokens), store=store or f'{tmp}/calls.db', say=say)))
+        got = asyncio.run(try_policy(eng, harness=harness, instruction=text, files=files, yard=_yard(sandbox, 1, seconds, temperature, max_tokens), store=store or f'{tmp}/calls.db', say=say))
+    emit(dict(got, store=got['store'] if store else None))
 
 def export(to: Annotated[Path, typer.Option(help='A folder that is not there yet')], checkpoint: Annotated[Optional[str], typer.Option(help='A checkpoint of a run')] = None, store: Annotated[Optional[str], typer.Option(help='Or a store of calls')] = None,
            format: Annotated[str, typer.Option(help='safetensors for a checkpoint; hf | parquet for a store')] = ''):

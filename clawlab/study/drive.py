@@ -22,7 +22,7 @@ from ..launch.tasks import load_suite, select
 from ..learn.tree import build_tree
 from .behavior import behavior, summarise
 from .metrics import cell, task_scores
-from .stages import load_model, suite_digest
+from . import stages
 
 # %% auto #0
 __all__ = ['FORMATS', 'policy_dir', 'mix_of', 'interval', 'weights_digest', 'Yard', 'demonstrations', 'train_sft', 'train_rl',
@@ -34,6 +34,10 @@ def policy_dir(spec: str) -> Path:
     p = Path(spec.removeprefix('torch:'))
     if not (p/'config.json').is_file(): raise InputError(f'no model in {p}: config.json is missing')
     return p
+
+def _load(folder: Path):
+    from transformers.utils.logging import disable_progress_bar
+    disable_progress_bar(); return stages.load_model(folder)
 
 def mix_of(text: str) -> dict[str, float]:
     "`react,claude-code` or `react=2,claude-code=1`; harnesses that are unknown or not installed are refused."
@@ -113,7 +117,7 @@ async def train_sft(*, model: str, to: str, yard: Yard, store: str = '', suite: 
     rs = await demonstrations(template := Template.from_dir(start), store or str(folder/'calls.db'), yard=yard, suite=suite, mix=mix, n=n, name=f'{folder.name}/teach', seed=seed)
     data = sft_data(rs, min_score=min_score, heldout=heldout, seed=seed)
     if not data.splits['train']: raise InputError(f'no demonstration is left of {len(rs)}: ' + ', '.join(f"{s['stage']} dropped {s['dropped']}" for s in data.card['stages'] if s['dropped']))
-    net = load_model(start)
+    net = _load(start)
     trainer = Trainer(lora(net, rank) if rank else net, lr=lr, dtype=dtype, seed=seed, assets=start, **options)
     track = Wandb(folder, config) if wandb else None
     try: await asyncio.to_thread(sft, trainer, data.splits['train'], steps, folder, batch=batch, heldout=data.splits.get('heldout', ()), track=track, say=say)
@@ -134,12 +138,12 @@ async def train_rl(kind: str, *, model: str, to: str, suite: str, harness: str, 
     from clawlab.learn.weights import lora
     start, folder, mix, tasks = policy_dir(model), Path(to), mix_of(harness), load_suite(suite)
     train, held = select(tasks, split='train'), select(tasks, split='validation', n=min(validation, sum(t.split == 'validation' for t in tasks.values())) or 1, seed=0) if validate_every else []
-    config = dict(kind=kind, model=str(start.resolve()), weights=weights_digest(start), suite=suite_digest(tasks), harness=mix, groups=groups, samples=samples, lr=lr, rank=rank, between=between, resample=resample, reward_weights=weights,
+    config = dict(kind=kind, model=str(start.resolve()), weights=weights_digest(start), suite=stages.suite_digest(tasks), harness=mix, groups=groups, samples=samples, lr=lr, rank=rank, between=between, resample=resample, reward_weights=weights,
                   sampling=dataclasses.asdict(yard.sampling), seed=seed, **options)
-    net = load_model(start)
+    net = _load(start)
     trainer = Trainer(lora(net, rank) if rank else net, kind=kind, lr=lr, temperature=yard.sampling.temperature, seed=seed, assets=start, **options)
     (run := Run(folder)).configure(config); name = folder.resolve().name
-    engine = TorchEngine(load_model(start), Template.from_dir(start), name=name)
+    engine = TorchEngine(_load(start), Template.from_dir(start), name=name)
     engine.version = max([int(p.name[5:]) for p in run.checkpoints()], default=0)
     sampler, track = TaskSampler(train, mix, groups, seed=seed, name=name, between=between), Wandb(folder, config) if wandb else None
     shaped = (lambda rs: add_rewards(rs, reward, weights)) if reward else None

@@ -1,0 +1,81 @@
+"`clawlab train`, `eval`, `try` and `export` on a real harness: end to end, resumed, refused."
+import json
+import pytest, torch
+from transformers import AutoModelForCausalLM
+from clawlab.capture.engines.torch import TorchEngine
+from clawlab.capture.store import Store
+from clawlab.cli import main
+from clawlab.learn import nano
+from clawlab.study.commands import numbers
+from clawlab.study.drive import interval, mix_of
+from test_cli import ROOT, here, refused   # noqa: F401 (a fixture)
+
+BOX = ('--sandbox', 'process', '--seconds', '60')
+
+def run(capfd, *args, code=0):
+    got = main([str(a) for a in args]); out, err = capfd.readouterr()
+    assert got == code, err
+    return json.loads(out.splitlines()[-1]), err
+
+@pytest.fixture(scope='module')
+def policy(tmp_path_factory):
+    "A policy of a few thousand weights with its own tokenizer, from two runs of the oracle in the ReACT loop."
+    d = tmp_path_factory.mktemp('policy')
+    with pytest.MonkeyPatch.context() as mp:
+        mp.chdir(ROOT); assert main(['rollout', '--tasks', 'nano', '--harness', 'react', '--engine', 'oracle', '--store', str(d/'calls.db'), '--n', '2', '--split', 'train', *BOX[:2]]) == 0
+    with Store.open(str(d/'calls.db')) as st: rs = [st.rollout(r.rollout_id) for r in st.rollouts()]
+    return nano.prepare(d/'model', rs, seed=1, size=600, d=32, layers=2), d/'calls.db'
+
+def test_from_sft_to_a_model_that_is_tried_by_hand(capfd, tmp_path, policy):
+    model, store = policy
+    sft = ('train', 'sft', '--model', model, '--to', tmp_path/'sft', '--tasks', 'nano', '--harness', 'react', '--n', 3, '--batch', 2, '--lr', '1e-3', *BOX)
+    a, _ = run(capfd, *sft, '--steps', 2); b, _ = run(capfd, *sft, '--steps', 3)
+    assert a['steps'] == 2 and b['steps'] == 3 and b['curve'][:2] == a['curve'] and b['nll'] < a['curve'][0]['nll'] and b['card']['splits']['heldout']['tasks'] >= 1
+    assert 'was started with lr=0.001, not 0.01' in refused(capfd, *sft[:-6], '--lr', '1e-2', *BOX, '--steps', 3)
+    # the same demonstrations from the store, in other tokens than the policy's
+    c, _ = run(capfd, 'train', 'sft', '--model', model, '--to', tmp_path/'other', '--store', store, '--steps', 1, '--heldout', 0); assert c['card']['splits']['train']['rollouts'] == 2
+    ppo = ('train', 'ppo', '--model', b['checkpoint'], '--to', tmp_path/'ppo', '--tasks', 'nano', '--harness', 'react', '--groups', 2, '--samples', 2, '--lora', 2, '--dtype', 'bfloat16', '--max-tokens', 12,
+           '--validate-every', 1, '--validation', 1, '--switch', 'lam=0.9', '--penalty', 'kilotokens=-1', *BOX)
+    x, err = run(capfd, *ppo, '--steps', 1); y, _ = run(capfd, *ppo, '--steps', 2)
+    assert x['steps'] == 1 and y['steps'] == 2 and y['curve'][0] == x['curve'][0] and y['best']['step'] in (1, 2) and 'rl 1/1: reward' in err
+    rows = [json.loads(l) for l in (tmp_path/'ppo/log.jsonl').read_text().splitlines()]
+    assert rows[0]['reward_parts']['kilotokens'] > 0 and rows[0]['critic']['pretraining'] and rows[1]['engine_version'] == 3 and rows[1]['staleness']['max'] == 0
+    out, _ = run(capfd, 'export', '--checkpoint', y['checkpoint'], '--to', tmp_path/'out', '--format', 'safetensors')
+    m = AutoModelForCausalLM.from_pretrained(tmp_path/'out', dtype=torch.float32); assert not any('lora' in k for k in m.state_dict()) and not list((tmp_path/'out').glob('*.pt'))
+    assert TorchEngine.from_dir(tmp_path/'out').template.eos_ids
+    ev = ('eval', '--tasks', 'nano', '--harness', 'react', '--store', tmp_path/'ev.db', '--n', 2, '--max-tokens', 8, *BOX)
+    e, _ = run(capfd, *ev, '--checkpoint', y['checkpoint']); again, _ = run(capfd, *ev, '--checkpoint', tmp_path/'ppo/step_0002')
+    assert e['cells']['react']['n'] == 2 and again == e
+    other, _ = run(capfd, *ev, '--checkpoint', x['checkpoint'])
+    with Store.open(str(tmp_path/'ev.db')) as st: assert len(st.rollouts()) == 4 and other['policy'] != e['policy']
+    t, err = run(capfd, 'try', '--checkpoint', tmp_path/'out', '--harness', 'react', 'Say hello.', '--max-tokens', 8, '--file', ROOT/'Makefile', *BOX)
+    assert t['calls'] >= 1 and 'Makefile' in t['files'] and t['store'] is None and 'main: ' in err
+    d, _ = run(capfd, 'export', '--store', tmp_path/'ev.db', '--to', tmp_path/'ds'); lines = [json.loads(l) for l in (tmp_path/'ds/data/test.jsonl').read_text().splitlines()]
+    assert d['calls'] == dict(test=len(lines)) and all(len(l['output_ids']) == len(l['logprobs']) == len(l['versions']) for l in lines) and 'data/test.jsonl' in (tmp_path/'ds/README.md').read_text()
+
+@pytest.mark.parametrize('args,line', [
+    (('train', 'grpo', '--model', '/nowhere', '--to', 'X', '--tasks', 'nano', '--harness', 'react'), 'no model in /nowhere'),
+    (('train', 'grpo', '--model', 'M', '--to', 'X', '--tasks', 'nano', '--harness', 'emacs'), "unknown harness 'emacs'"),
+    (('train', 'grpo', '--model', 'M', '--to', 'X', '--tasks', 'nano', '--harness', 'react=x'), 'a ratio is a number'),
+    (('train', 'grpo', '--model', 'M', '--to', 'X', '--tasks', 'nope', '--harness', 'react'), 'no task suite nope'),
+    (('train', 'grpo', '--model', 'M', '--to', 'X', '--tasks', 'nano', '--harness', 'react', '--layout', 'flat'), "unknown layout 'flat'"),
+    (('train', 'grpo', '--model', 'M', '--to', 'X', '--tasks', 'nano', '--harness', 'react', '--dtype', 'int8'), "unknown number format 'int8'"),
+    (('train', 'grpo', '--model', 'M', '--to', 'X', '--tasks', 'nano', '--harness', 'react', '--switch', 'lam=.9'), "grpo has no switch 'lam'"),
+    (('train', 'grpo', '--model', 'M', '--to', 'X', '--tasks', 'nano', '--harness', 'react', '--switch', 'lam'), 'NAME=VALUE'),
+    (('train', 'grpo', '--model', 'M', '--to', 'X', '--tasks', 'nano', '--harness', 'react', '--temperature', '0'), 'greedy policy'),
+    (('train', 'grpo', '--model', 'M', '--to', 'X', '--tasks', 'nano', '--harness', 'react', '--between', '1'), 'two numbers'),
+    (('train', 'grpo', '--model', 'M', '--to', 'X', '--tasks', 'nano', '--harness', 'react', '--sandbox', 'chroot'), "unknown sandbox backend 'chroot'"),
+    (('train', 'sft', '--model', 'M', '--to', 'X'), 'demonstrations come from --store'), (('train', 'sft', '--model', 'M', '--to', 'X', '--store', '/nowhere.db'), 'no store at /nowhere.db'),
+    (('train', 'dpo'), "No such command 'dpo'"), (('export', '--to', 'X'), 'one of the two'), (('export', '--checkpoint', '/nowhere', '--to', 'X'), 'no checkpoint in /nowhere'),
+    (('export', '--checkpoint', 'M', '--to', 'X', '--format', 'gguf'), "unknown format 'gguf'"), (('export', '--store', '/nowhere.db', '--to', 'X'), 'no store at /nowhere.db'),
+    (('eval', '--tasks', 'nano', '--harness', 'react', '--store', 'X'), 'name a policy'), (('eval', '--tasks', 'nano', '--harness', 'react', '--store', 'X', '--checkpoint', '/nowhere'), 'no model in /nowhere'),
+    (('try', '--checkpoint', 'M', '--harness', 'react', ' '), 'an empty instruction'), (('try', '--checkpoint', 'M', '--harness', 'react', 'x', '--file', '/nowhere'), 'no file /nowhere'),
+])
+def test_bad_input_is_one_clear_line(capfd, tmp_path, policy, args, line):
+    capfd.readouterr()
+    assert line in refused(capfd, *[{'X': tmp_path/'x', 'M': policy[0]}.get(a, a) for a in args])
+
+@pytest.mark.parametrize('args', [('train',), ('train', 'sft'), ('train', 'grpo'), ('train', 'ppo'), ('eval',), ('try',), ('export',)])
+def test_help(capfd, args): assert main([*args, '--help']) == 0 and 'Usage: clawlab' in capfd.readouterr().out
+
+def test_words(): assert numbers(['a=1', 'b=on']) == dict(a=1., b=True) and interval('0,1') == (0., 1.) and interval('') is None and mix_of('react') == {'react': 1.}
