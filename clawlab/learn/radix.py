@@ -6,20 +6,12 @@
 from __future__ import annotations
 from functools import cached_property
 import numpy as np
+from ..capture.codec import shared_prefix
 
 # %% auto #0
-__all__ = ['lcp', 'common', 'key_at', 'Trie', 'Flat', 'flatten']
+__all__ = ['common', 'key_at', 'Trie', 'Flat', 'flatten']
 
 # %% ../../nbs/30_learn.radix.ipynb #c342b335
-def _where(a): return a.__array_interface__['data'][0], a.strides, a.dtype.char
-
-def lcp(a: np.ndarray, b: np.ndarray) -> int:
-    "Length of the longest common prefix of two arrays."
-    n = min(len(a), len(b))
-    if n > 32 and _where(a) == _where(b): return n   # the same memory
-    d = a[:n] != b[:n]
-    return i if n and d[i := int(d.argmax())] else n
-
 def common(a: list, b: list, d: int = 0) -> int:
     "Depth to which two rows are equal, which are equal to depth `d`. A row: parts with their offsets."
     for x, o in a:
@@ -27,7 +19,7 @@ def common(a: list, b: list, d: int = 0) -> int:
         for y, p in b:
             if p + len(y) <= d or d >= o + len(x): continue
             n = min(o + len(x), p + len(y)) - d
-            m = lcp(x[d-o:d-o+n], y[d-p:d-p+n]); d += m
+            m = shared_prefix(x[d-o:d-o+n], y[d-p:d-p+n]); d += m
             if m < n: return d
         if d < o + len(x): return d   # `b` is at its end
     return d
@@ -118,7 +110,10 @@ class Flat:
         if len(out): out[self.start_N] = np.where(self.parent_N >= 0, self.end_N[self.parent_N] - 1, -1)
         return out
     @cached_property
-    def depth_T(self): return np.arange(len(self), dtype=np.int32) + np.repeat((self.top_N - self.start_N).astype(np.int32), self.size_N)
+    def depth_T(self):
+        out = np.ones(len(self), np.int32); out[self.start_N] = self.top_N
+        out[self.start_N[1:]] -= (self.top_N + self.size_N - 1)[:-1].astype(np.int32)   # steps, then their sums
+        return np.cumsum(out, out=out)
     @cached_property
     def node_T(self): return np.repeat(self.enter_N.astype(np.int32), self.size_N)
     @cached_property
