@@ -982,6 +982,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                              'clawlab.cli.bench_install': ('cli.html#bench_install', 'clawlab/cli.py'),
                              'clawlab.cli.bench_proxy_': ('cli.html#bench_proxy_', 'clawlab/cli.py'),
                              'clawlab.cli.bench_store': ('cli.html#bench_store', 'clawlab/cli.py'),
+                             'clawlab.cli.bench_tree_': ('cli.html#bench_tree_', 'clawlab/cli.py'),
                              'clawlab.cli.doctor': ('cli.html#doctor', 'clawlab/cli.py'),
                              'clawlab.cli.emit': ('cli.html#emit', 'clawlab/cli.py'),
                              'clawlab.cli.harness_check': ('cli.html#harness_check', 'clawlab/cli.py'),
