@@ -15,7 +15,7 @@ from .study.commands import emit, eval_, export, make_engine, say, train_app, tr
 __all__ = ['app', 'tasks_app', 'harness_app', 'sandbox_app', 'bench_app', 'store_app', 'pairs', 'one_line', 'main', 'study',
            'table', 'rollout', 'laboratory', 'admin_socket', 'proxy', 'tree', 'store_verify', 'store_gc', 'tasks_check',
            'known_harnesses', 'harness_list', 'harness_install', 'harness_check', 'bench_install', 'bench_proxy_',
-           'bench_store', 'sandbox_sweep', 'doctor']
+           'bench_store', 'bench_tree_', 'sandbox_sweep', 'doctor']
 
 # %% ../nbs/90_cli.ipynb #8402dd63
 app = typer.Typer(name='clawlab', help='Train language models inside the agent harnesses they are deployed in.', no_args_is_help=True, add_completion=False,
@@ -333,6 +333,17 @@ def bench_store(store: Annotated[list[str], typer.Argument(help='Stores with rea
     from clawlab.study.bench import store_goals
     if not (rows := bench_rows(store, most)): raise InputError('these stores have no rollouts with calls')
     _measured('store', rows, store_goals(rows), ['bytes per rollout', 'percent of the bodies'], out)
+
+# %% ../nbs/90_cli.ipynb #ae5bf428
+@bench_app.command('tree')
+def bench_tree_(systems: Annotated[Optional[list[str]], typer.Option('--system', help='Only these beside ours: verifiers | agentcore; repeatable')] = None,
+                repeats: Annotated[int, typer.Option(min=1)] = 5, scale: Annotated[int, typer.Option(min=2, help='Largest rollout, times the size')] = 100,
+                out: Annotated[Optional[Path], typer.Option(help='Also write the result here')] = None):
+    "A long rollout put back together: processor time from arrays and from the store, beside other systems; memory; growth with size."
+    from clawlab.study.benchtree import RIVALS, bench_tree
+    if bad := [s for s in systems or () if s not in RIVALS]: raise InputError(f'unknown system {bad[0]!r}: one of {", ".join(RIVALS)}')
+    rows, goals = bench_tree(systems, repeats=repeats, scales=sorted({1, min(10, scale), scale}), say=say)
+    _measured('tree', rows, goals, ['cpu_ms', 'times the unique ids', 'ns per unique token'], out)
 
 # %% ../nbs/90_cli.ipynb #211dba63
 @sandbox_app.command('sweep')

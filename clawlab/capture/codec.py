@@ -18,12 +18,14 @@ __all__ = ['LEVEL', 'HEAD', 'STEPS', 'NO_FRAME', 'ARRAYS', 'APART', 'SMALL', 'sh
            'decode', 'frame_of']
 
 # %% ../../nbs/13_capture.codec.ipynb #5ba9b2a8
+def _where(a): return a.__array_interface__['data'][0], a.strides, a.dtype.char
+
 def shared_prefix(a: np.ndarray, # any[A]
                   b: np.ndarray  # any[B]
                  ) -> int:
-    "Length of the longest common prefix of two arrays."
+    "Length of the longest common prefix of two arrays; views of the same memory are equal without a look."
     n = min(len(a), len(b))
-    if not n: return 0
+    if not n or n > 32 and _where(a) == _where(b): return n
     differ = a[:n] != b[:n]
     i = int(differ.argmax())
     return i if differ[i] else n
@@ -206,11 +208,8 @@ def _narrow(ids: np.ndarray) -> tuple[bytes, int]:
     return ids.view(np.uint8).reshape(-1, 4)[:, :3].tobytes(), 3
 
 def _wide(data: bytes, width: int) -> np.ndarray:
-    out = np.zeros((len(data)//width, 4), np.uint8)
-    out[:, :width] = np.frombuffer(data, np.uint8).reshape(-1, width)
-    return out.reshape(-1).view(np.int32)
-
-_stream = lambda c: np.concatenate([c.prompt_ids, c.output_ids]) if c else np.zeros(0, np.int32)
+    if width == 3: return np.ndarray(len(data)//3, '<i4', data + b'\0', strides=(3,)) & 0xffffff   # four bytes at every third
+    return np.frombuffer(data, {2: np.uint16, 4: np.int32}[width]).astype(np.int32, copy=False)
 
 def pack_tokens(call: Call, base: Call | None, frame: Frame = NO_FRAME) -> tuple[bytes, int]:
     "(blob, number of shared ids) of a call's token arrays; `base` lends the beginning of the prompt."
@@ -223,15 +222,19 @@ def pack_tokens(call: Call, base: Call | None, frame: Frame = NO_FRAME) -> tuple
     out = _LENS.pack(s, len(p) - s, len(o), len(z), width, one) + z + call.logprobs.tobytes() + (v[:1] if one else v).tobytes()
     return out + struct.pack('<I', zlib.crc32(out)), s
 
-def unpack_tokens(data: bytes, base: Call | None, frame: Frame = NO_FRAME) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def unpack_tokens(data: bytes, base: Call | None, frame: Frame = NO_FRAME,
+                  room: np.ndarray | None = None # where its ids may go: the base's own room if the call only adds to it, so that both are views of one history
+                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     "The inverse of `pack_tokens`: prompt ids, output ids, log-probs, versions. Error: `DataError` for damaged data."
     if len(data) < _LENS.size + 4 or zlib.crc32(data[:-4]) != struct.unpack('<I', data[-4:])[0]: raise DataError('the checksum of its tokens is wrong')
     s, n, o, z, width, one = _LENS.unpack_from(data)
-    head, at = _stream(base) if s else np.zeros(0, np.int32), _LENS.size + z
+    p, r, at = *((base.prompt_ids, base.output_ids) if s else (np.zeros(0, np.int32),)*2), _LENS.size + z
     ids = frame.unzip(data[_LENS.size:at], 'ids', base is None)
-    if s > len(head) or width not in (2, 3, 4) or len(ids) != width*(n + o) or len(data) != at + 4*o + 4*(1 if one else o) + 4: raise DataError('contradicting lengths')
-    new, v = _wide(ids, width), np.frombuffer(data, np.int32, 1 if one else o, at + 4*o)
-    return np.concatenate([head[:s], new[:n]]), new[n:], np.frombuffer(data, np.float32, o, at), np.repeat(v, o) if one else v
+    if s > len(p) + len(r) or width not in (2, 3, 4) or len(ids) != width*(n + o) or len(data) != at + 4*o + 4*(1 if one else o) + 4: raise DataError('contradicting lengths')
+    if room is None or len(room) < s + n + o or s < len(p) + len(r) and np.may_share_memory(room, p): room = np.empty(s + n + o, np.int32)
+    if s and not np.may_share_memory(room, p): room[:s] = np.concatenate([p, r])[:s]
+    room[s:s+n+o], v = _wide(ids, width), np.frombuffer(data, np.int32, 1 if one else o, at + 4*o)
+    return room[:s+n], room[s+n:s+n+o], np.frombuffer(data, np.float32, o, at).copy(), np.repeat(v, o) if one else v.copy()   # copies: the blob is longer
 
 def pack_extra(call: Call) -> bytes | None:
     "Kept mass and routed experts, if there are any."
@@ -268,12 +271,12 @@ def encode(call: Call, body: bytes, base: tuple[Call, bytes] | None = None, fram
     text, alike, tools = pack_text(call, body, base)
     return Blobs(frame.zip(text, 'text', b is None), tokens, pack_extra(call), digest(body, call.call_id, call.rollout_id, call.seq, b and b.call_id), shared, alike, tools)
 
-def decode(blobs: Blobs, base: tuple[Call, bytes] | None = None, frame: Frame = NO_FRAME, *, call_id: str, rollout_id: str, seq: int, **kw) -> tuple[Call, bytes]:
+def decode(blobs: Blobs, base: tuple[Call, bytes] | None = None, frame: Frame = NO_FRAME, *, call_id: str, rollout_id: str, seq: int, room: np.ndarray | None = None, **kw) -> tuple[Call, bytes]:
     "The inverse of `encode`: (call, body); `kw` are the fields that aren't in the blobs. Error: `DataError` that says what is wrong."
     b = base and base[0]
     try:
         body, messages, small = unpack_text(frame.unzip(blobs.text, 'text', b is None), base)
-        p, o, l, v = unpack_tokens(blobs.tokens, b, frame)
+        p, o, l, v = unpack_tokens(blobs.tokens, b, frame, room)
         if digest(body, call_id, rollout_id, seq, b and b.call_id) != blobs.hash: raise DataError('its hash is wrong')
         return Call(call_id, rollout_id, seq, p, o, l, v, messages=messages, **unpack_extra(blobs.extra), **{**small, **kw}), body
     except DataError: raise

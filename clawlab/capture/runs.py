@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from weakref import WeakValueDictionary
 from zlib import crc32
+import numpy as np
 from zstandard import ZstdCompressor
-from .codec import NO_FRAME, Blobs, Frame, decode, dumps, encode, frame_of, said
+from .codec import NO_FRAME, Blobs, Frame, decode, dumps, encode, frame_of, said, shared_prefix
 from ..records import CALL_ROLES, DELIVERED, Call, DataError, InputError
 
 log = logging.getLogger('clawlab.store')
 
 # %% auto #0
 __all__ = ['log', 'RUN', 'BUILD', 'Kind', 'Run', 'Kept', 'Runs', 'write', 'frame', 'copies', 'renew', 'letters', 'sealed',
-           'unsealed', 'decoded', 'load']
+           'unsealed', 'decoded', 'rooms', 'share', 'load']
 
 # %% ../../nbs/13b_capture.runs.ipynb #0311f67d
 RUN = 15               # calls in a run
@@ -229,17 +230,41 @@ def unsealed(text: str | None) -> dict:
 
 # %% ../../nbs/13b_capture.runs.ipynb #5d1a8272
 @_patch(Runs)
-def decoded(self, ask, row, base):
-    "(Call, body) of a row whose base is known. Error: `DataError` that says what is wrong."
+def decoded(self, ask, row, base, room=None):
+    "(Call, body) of a row whose base is known; `room` as in `unpack_tokens`. Error: `DataError` that says what is wrong."
     try:
         if row['base'] is not None and base is None: raise DataError('the call it is based on is lost')
         if row['role'] not in CALL_ROLES: raise DataError(f"its role is {row['role']!r}")
         delivered = tuple(_LETTER[x] for x in row['delivered'])
         c, body = decode(Blobs(row['text'], row['tokens'], row['extra'], row['hash']), base, self.frame(ask, row['frame']), call_id=row['call_id'], rollout_id=row['rollout_id'],
-                         seq=row['seq'], role=row['role'], delivered=delivered, **unsealed(row['reason']))
+                         seq=row['seq'], role=row['role'], delivered=delivered, room=room, **unsealed(row['reason']))
     except (LookupError, TypeError, ValueError, AttributeError, *self.error) as e: raise DataError(f'{type(e).__name__}: {e}') from None
     if (len(c.prompt_ids), len(c.output_ids)) != (row['prompt'], row['output']): raise DataError('contradicting lengths')
     return c, body
+
+def rooms(rows) -> dict[int, np.ndarray]:
+    "Arrays for the ids of rows in the order written: calls of which each only adds to the one before share theirs."
+    by, of, size, taken = {r['id']: r for r in rows}, {}, {}, set()
+    try:
+        for r in rows:
+            b, i = by.get(r['base']), r['id']
+            if b is not None and b['id'] not in taken and r['prompt'] - r['kept'] == b['prompt'] + b['output']: taken.add(b['id']); of[i] = of[b['id']]
+            else: of[i] = i
+            size[of[i]] = max(size.get(of[i], 0), r['prompt'] + r['output'])
+        made = {i: np.empty(n, np.int32) for i, n in size.items()}
+    except (LookupError, TypeError, ValueError, MemoryError, OverflowError): return {}   # damage is for those who decode
+    return {i: made[k] for i, k in of.items()}
+
+def share(calls):
+    "Make each call's ids views of the ids of a later call that goes on from them: along a line of calls they are kept once."
+    by, was = {c.call_id: c for c in calls}, {}   # was: prompts before they moved
+    for c in reversed(calls):
+        p, old = by.get(c.parent_id), was.get(c.call_id, c.prompt_ids)
+        if p is None or p.call_id in was: continue
+        n, m = len(p.prompt_ids), len(p.prompt_ids) + len(p.output_ids)
+        if shared_prefix(p.prompt_ids, old) < n or m > len(old) or shared_prefix(p.output_ids, old[n:m]) < m - n: continue
+        was[p.call_id] = p.prompt_ids
+        p.__dict__.update(prompt_ids=c.prompt_ids[:n], output_ids=c.prompt_ids[n:m])
 
 @_patch(Runs)
 def load(self, ask, row):

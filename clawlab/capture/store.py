@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import fields, replace
 import xxhash
 from .database import Writer, database
-from .runs import Runs, letters, sealed
+from .runs import Runs, letters, rooms, sealed, share
 from ..records import CALL_ROLES, Call, DataError, InputError, Rollout, setting, to_json
 
 log = logging.getLogger('clawlab.store')
@@ -157,19 +157,23 @@ def _one(self, call_id):
 
 @_patch(Store)
 def calls(self, rollout_id: str) -> list[Call]:
-    "All readable calls of a rollout by `seq`, exactly as they were written; the others are logged (`rollout` names them)."
+    "All readable calls of a rollout by `seq`, exactly as they were written; the others are logged (`rollout` names them). Prompts may be views of one array."
     return self._calls(rollout_id)[0]
 
 @_patch(Store)
 def _calls(self, rollout_id):
     "(readable calls, {call_id or row: what is wrong with it})."
     rows, lost = self._rows('calls', rollout_id)
-    found = {}
+    found, room, last = {}, rooms(rows), {r['base']: r['id'] for r in rows}   # last: a body is kept for as long as others are based on it
     for r in rows:
-        try: found[r['id']] = self.runs.decoded(self.read, r, found.get(r['base']))
-        except DataError as e: lost[r['call_id']] = str(e)
+        i, b = r['id'], r['base']
+        try: c, body = self.runs.decoded(self.read, r, found.get(b), room.get(i))
+        except DataError as e: lost[r['call_id']] = str(e); continue
+        found[i] = c, body if i in last else b''
+        if last[b] == i and b in found: found[b] = found[b][0], b''
     if lost: log.warning('rollout %s: %d of %d calls are damaged: %s', rollout_id, len(lost), len(lost) + len(found), '; '.join(f'{k}: {x}' for k, x in list(lost.items())[:4]))
-    return sorted((c for c, _ in found.values()), key=lambda c: c.seq), lost
+    share(calls := sorted((c for c, _ in found.values()), key=lambda c: c.seq))
+    return calls, lost
 
 # %% ../../nbs/13c_capture.store.ipynb #e496a952
 @_patch(Store)

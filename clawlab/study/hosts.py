@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio, os
 
 # %% auto #0
-__all__ = ['serve', 'agentcore', 'compact_row', 'verifiers']
+__all__ = ['serve', 'agentcore', 'compact_row', 'verifiers', 'recorded', 'clocked', 'report', 'said', 'agentcore_tree',
+           'verifiers_tree']
 
 # %% ../../nbs/46b_study.hosts.ipynb #96b5b656
 def serve(make):
@@ -73,3 +74,74 @@ def verifiers(upstream: str, folder: str, kind: str # train | eval
         app = web.Application(); app.add_routes([web.post('/bench/open', open_), web.get('/bench/records', records)])
         return app
     serve(make)
+
+# %% ../../nbs/46b_study.hosts.ipynb #9ec1f9b1
+def recorded(file: str) -> list[tuple]:
+    "(line, turn, prompt ids, output ids, log-probs) of each call of a file that `benchtree` wrote, as lists."
+    import numpy as np
+    d, out, at = np.load(file), [], 0
+    for line, turn, start, p, o in d['calls'].tolist():
+        ids = d['ids'][start:start+p+o].tolist()
+        out.append((line, turn, ids[:p], ids[p:], d['logprobs'][at:at+o].tolist())); at += o
+    return out
+
+def clocked(run, repeats: int) -> tuple[list, object]:
+    "(processor milliseconds of each repeat after a first, up to each mark that `run(mark)` sets; its result)."
+    import gc, time
+    out = []
+    for _ in range(repeats + 1):
+        gc.collect(); marks, t = [], time.process_time()
+        result = run(lambda: marks.append(1e3*(time.process_time() - t)))
+        out.append(marks)
+    return out[1:], result
+
+def report(marks, rows):
+    "One line of JSON: what was built (rows, tokens, trained tokens), and how long it took."
+    import json
+    print(json.dumps(dict(build=[m[0] for m in marks], ready=[m[1] for m in marks], rows=len(rows), tokens=sum(len(i) for i, *_ in rows), trained=sum(sum(m) for _, m, _ in rows))))
+
+def said(calls) -> list[list[dict]]:
+    "The messages of each call: one before the first turn, two a turn. (Short ones: who hashes or compares texts isn't charged for it.)"
+    lines = {}
+    def to(line, turn):
+        ms = lines.setdefault(line, [dict(role='user', content=f'do {line}')])
+        while len(ms) < 2*turn + 2: k = len(ms)//2; ms += [dict(role='assistant', content=f'step {line}.{k}'), dict(role='user', content=f'result {line}.{k}')]
+        return ms[:2*turn + 2]   # with the reply
+    return [to(line, turn) for line, turn, *_ in calls]
+
+def agentcore_tree(file: str, repeats: str):
+    "`agentcore_rl_toolkit`'s `TrajectoryManager`: turns recorded, then made into rows."
+    from agentcore_rl_toolkit.rollout_gateway.trace import BaseTrace
+    from agentcore_rl_toolkit.rollout_gateway.trajectory import TrajectoryManager, TurnRecord
+    calls = recorded(file); turns = [(TurnRecord(p, o, 'stop', l), ms[:-1], ms[-1]) for (_, _, p, o, l), ms in zip(calls, said(calls))]
+    def run(mark):
+        m = TrajectoryManager()
+        for t, ms, reply in turns: m.record_turn('s', turn=t, prompt_messages=ms, response_message=reply)
+        mark(); rows = m.get_trajectory('s', base_sample=BaseTrace(rollout_id='r')); mark()
+        return rows
+    marks, rows = clocked(run, int(repeats))
+    report(marks, [(r.token_ids, r.loss_mask, r.logprobs) for r in rows])
+
+def verifiers_tree(file: str, repeats: str):
+    "`verifiers`' message graph: turns prepared and committed, then walked into rows."
+    from verifiers.v1.configs.agent import AgentConfig
+    from verifiers.v1.graph import prepare_turn
+    from verifiers.v1.task import TaskData
+    from verifiers.v1.trace import AgentInfo, Trace, TraceTask
+    from verifiers.v1.types import AssistantMessage, Response, TurnTokens, UserMessage
+    calls, seen, turns = recorded(file), {}, []
+    typed = lambda m: seen.setdefault(m['content'], (AssistantMessage if m['role'] == 'assistant' else UserMessage)(content=m['content']))
+    ends = {(line, turn): len(p) for line, turn, p, *_ in calls}; sampled = {(line, turn): len(o) for line, turn, _, o, _ in calls}
+    for (line, turn, p, o, l), ms in zip(calls, said(calls)):
+        spans, at = [], 0
+        for k in range(turn + 1):
+            spans.append((at, ends[line, k]))
+            if k < turn: at = ends[line, k] + sampled[line, k]; spans.append((ends[line, k], at))
+        tokens = TurnTokens(prompt_ids=p, completion_ids=o, completion_logprobs=l, message_spans=spans, bridged=turn > 0)
+        turns.append(([typed(m) for m in ms[:-1]], Response(id='x', created=0, model='m', message=typed(ms[-1]), finish_reason='stop', tokens=tokens)))
+    def run(mark):
+        trace = Trace(task=TraceTask(type='Task', data=TaskData(prompt='-')), agent=AgentInfo(config=AgentConfig()))
+        for ms, response in turns: prepare_turn(trace, ms).commit(response)
+        mark(); rows = [(b.token_ids, b.sampled_mask, b.logprobs) for b in trace.branches]; mark()
+        return rows
+    report(*clocked(run, int(repeats)))

@@ -258,8 +258,8 @@ def sharing(rollouts: Sequence[Rollout]) -> dict:
         for c in r.calls:
             ids = np.concatenate([c.prompt_ids, c.output_ids]).astype(np.int64)
             if len(ids): one.insert(ids); forest.insert(ids)
-        tree += sum(map(len, one.keys))
-    return dict(flat_tokens=sum(len(c.prompt_ids) + len(c.output_ids) for r in rollouts for c in r.calls), tree_tokens=tree, forest_tokens=sum(map(len, forest.keys)))
+        tree += len(one)
+    return dict(flat_tokens=sum(len(c.prompt_ids) + len(c.output_ids) for r in rollouts for c in r.calls), tree_tokens=tree, forest_tokens=len(forest))
 
 def delivered_tokens(rollouts: Iterable[Rollout]) -> int:
     "Sampled tokens of main calls of which anything reached the harness."
