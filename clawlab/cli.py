@@ -15,7 +15,7 @@ from .study.commands import emit, eval_, export, make_engine, say, train_app, tr
 __all__ = ['app', 'tasks_app', 'harness_app', 'sandbox_app', 'bench_app', 'store_app', 'pairs', 'one_line', 'main', 'study',
            'table', 'rollout', 'laboratory', 'admin_socket', 'proxy', 'tree', 'store_verify', 'store_gc', 'tasks_check',
            'known_harnesses', 'harness_list', 'harness_install', 'harness_check', 'bench_install', 'bench_proxy_',
-           'bench_store', 'bench_tree_', 'sandbox_sweep', 'doctor']
+           'bench_store', 'bench_forest_', 'bench_tree_', 'sandbox_sweep', 'doctor']
 
 # %% ../nbs/90_cli.ipynb #8402dd63
 app = typer.Typer(name='clawlab', help='Train language models inside the agent harnesses they are deployed in.', no_args_is_help=True, add_completion=False,
@@ -333,6 +333,13 @@ def bench_store(store: Annotated[list[str], typer.Argument(help='Stores with rea
     from clawlab.study.bench import store_goals
     if not (rows := bench_rows(store, most)): raise InputError('these stores have no rollouts with calls')
     _measured('store', rows, store_goals(rows), ['bytes per rollout', 'percent of the bodies'], out)
+
+@bench_app.command('forest')
+def bench_forest_(case: Annotated[Optional[list[str]], typer.Option(help='Only these; repeatable')] = None, repeats: Annotated[int, typer.Option(min=1)] = 3,
+                  out: Annotated[Optional[Path], typer.Option(help='Also write the result here')] = None):
+    "A training step over the forest beside the same step over rows: processor time, what the arithmetic allows, peak memory."
+    from clawlab.study.benchforest import bench_forest
+    _measured('forest', *bench_forest(case, repeats=repeats, say=say), ['step_s', 'forward_s', 'backward_s', 'speedup', 'flop_bound', 'token_bound', 'of_bound', 'peak_mb'], out)
 
 # %% ../nbs/90_cli.ipynb #ae5bf428
 @bench_app.command('tree')

@@ -1,11 +1,13 @@
 """learn.forest: a packed forest gives the numbers of separate rows, in float64, to 1e-9; cuts, kernels and models included."""
 import numpy as np, pytest, torch
 from hypothesis import given, settings, strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3ForTokenClassification, MistralConfig, MistralForCausalLM
+from transformers import (Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
+                          Qwen3Config, Qwen3ForCausalLM, Qwen3ForTokenClassification, Qwen3MoeConfig, Qwen3MoeForCausalLM)
 from clawlab.records import Call, InputError
 from clawlab.learn.tree import build_tree, concat
 from clawlab.learn.objectives import loss_coef, policy_loss
-from clawlab.learn.forest import pack, logprobs, values, bounds, _run
+import clawlab.learn.forest as F
+from clawlab.learn.forest import pack, logprobs, values, bounds, fastest, _run
 torch.set_num_threads(1)
 
 SHAPE = dict(vocab_size=24, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
@@ -57,7 +59,7 @@ def step(seed):
 def packed(model, trees, adv, old, coef, budget, cascade, **kw):
     model.zero_grad(); total = 0.
     for f in pack(trees, budget):
-        i = f.index_E; loss, _ = policy_loss(logprobs(model, f, cascade=cascade, **kw), old[i], adv[i], coef[i], np.ones(len(i)), ref_E=old[i], kl=.1)
+        i = f.index_E; loss, _ = policy_loss(logprobs(model, f, kernel=cascade, **kw), old[i], adv[i], coef[i], np.ones(len(i)), ref_E=old[i], kl=.1)
         loss.backward(); total += loss.item()
     return total, grads(model)
 
@@ -87,7 +89,7 @@ def test_packed_equals_paths_equals_calls(kind, seed):
     paths, calls = by_rows(model, trees, b, adv, old, coef, 'paths'), by_rows(model, trees, b, adv, old, coef, 'calls')
     same(paths, calls); assert paths[1].abs().max() > 1e-3
     longest = max(int(t.depth_T.max()) + 1 for t in trees)
-    for cascade in (True, False):
+    for cascade in ('cascade', 'per_node'):
         for budget in (None, longest + 8, longest): same(packed(model, trees, adv, old, coef, budget, cascade), calls)
 
 @settings(max_examples=25, deadline=None)
@@ -95,7 +97,7 @@ def test_packed_equals_paths_equals_calls(kind, seed):
 def test_any_cut_gives_the_same_step(seed, slack):
     model = model_of('qwen3'); trees, b, adv, old, coef = step(seed)
     longest = max(int(t.depth_T.max()) + 1 for t in trees); fs = pack(trees, longest + slack)
-    same(packed(model, trees, adv, old, coef, longest + slack, True), packed(model, trees, adv, old, coef, None, False))
+    same(packed(model, trees, adv, old, coef, longest + slack, 'cascade'), packed(model, trees, adv, old, coef, None, 'per_node'))
     assert all(len(f) <= longest + slack for f in fs)
     assert sorted(np.concatenate([f.index_E for f in fs])) == np.flatnonzero(b.train_T).tolist()          # each entry exactly once
     whole, = pack(trees); assert sum(map(len, fs)) - sum(f.extra for f in fs) == len(whole)
@@ -108,7 +110,7 @@ def test_any_cut_gives_the_same_step(seed, slack):
 
 def test_micro_batches_of_rollouts_add_up():
     "coefficients of the whole step, packed rollout by rollout"
-    model = model_of('qwen3'); trees, b, adv, old, coef = step(2); whole = packed(model, trees, adv, old, coef, None, True)
+    model = model_of('qwen3'); trees, b, adv, old, coef = step(2); whole = packed(model, trees, adv, old, coef, None, 'cascade')
     model.zero_grad(); total = 0.
     for k, t in enumerate(trees):
         for f in pack([t]):
@@ -126,12 +128,12 @@ def test_path_weights_equal_independent_rows():
             model(ids[None]).logits[0].log_softmax(-1)[j - 1, ids[j]].sum().backward()
     assert (got - grads(model)).abs().max() <= 1e-9 * max(1, got.abs().max())
 
-@pytest.mark.parametrize('cascade', [True, False])
+@pytest.mark.parametrize('cascade', ['cascade', 'per_node'])
 def test_perturbing_siblings_and_ancestors(cascade):
     model, P = model_of('qwen3'), [1, 2, 3, 4]
     def lp(sib, anc):
         f, = pack([build_tree([call(0, 0, [1, anc, 3, 4], [5, 6, 7])]), build_tree([call(1, 0, [1, anc, 3, 4], sib + [9, 8])])])
-        with torch.no_grad(): x = logprobs(model, f, cascade=cascade)
+        with torch.no_grad(): x = logprobs(model, f, kernel=cascade)
         return x[f.tree_E == 0]
     base = lp([10, 11], 2)
     assert torch.equal(base, lp([12, 11], 2)) or (base - lp([12, 11], 2)).abs().max() < 1e-14            # a sibling changes nothing
@@ -196,17 +198,95 @@ def test_refusals():
     assert torch.isfinite(logprobs(MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=22)), f)).all()
     drop = LlamaForCausalLM(LlamaConfig(**SHAPE, attention_dropout=.1)).train()
     with pytest.raises(InputError, match='dropout'): logprobs(drop, f)
-    ckpt = LlamaForCausalLM(LlamaConfig(**SHAPE)).train(); [setattr(l, "gradient_checkpointing", True) for l in ckpt.model.layers]
-    with pytest.raises(InputError, match='checkpointing'): logprobs(ckpt, f)
     m = LlamaForCausalLM(LlamaConfig(**SHAPE)); m.model.layers[1] = torch.nn.Identity(); m.model.layers[1].forward = lambda x, **k: x
     with pytest.raises(InputError, match='1 of 2 layers'): logprobs(m, f)
 
 def test_float32_and_bfloat16():
     torch.manual_seed(0); m = Qwen3ForCausalLM(Qwen3Config(**SHAPE)); f, = pack([build_tree(c) for c in rollouts(1)])
-    x = logprobs(m, f).detach(); assert x.dtype == torch.float32 and (x - logprobs(m, f, cascade=False)).abs().max() < 1e-5
+    x = logprobs(m, f).detach(); assert x.dtype == torch.float32 and (x - logprobs(m, f, kernel='per_node')).abs().max() < 1e-5
     y = logprobs(m.bfloat16(), f); assert y.dtype == torch.float32 and (x - y).abs().max() < .1
     y.sum().backward()
 
 def test_bounds_of_a_star():
     ts = [build_tree([call(k, 0, list(range(20)), [k])]) for k in range(10)]; b = bounds(model_of('qwen3'), ts, pack(ts))
     assert b['flat_tokens'] == 210 and b['forest_tokens'] == 30 and b['token_bound'] == 7 and 1 < b['flop_bound'] < 7 * 1.5 and b['extra_tokens'] == 0
+
+def plain(model, f, temperature=1., entropy=True):
+    "Log-probs and entropies from all logits at once."
+    at, inv = map(torch.as_tensor, f.read); z = _run(model, f).logits[0, at]/temperature
+    lp = z.log_softmax(-1); return lp[inv, torch.as_tensor(f.ids_T[f.pos_E].astype(np.int64))], -(lp.exp()*lp).sum(-1)[inv]
+
+@pytest.mark.parametrize('keep', [2**25, 0])
+@pytest.mark.parametrize('bias', [False, True])
+@pytest.mark.parametrize('kind', ['qwen3', 'llama'])
+def test_chunked_head_equals_all_logits(kind, bias, keep, monkeypatch):
+    monkeypatch.setattr(F, 'KEEP', keep); monkeypatch.setattr(F, 'CHUNK', 24*5); model = make(kind)
+    if bias: model.lm_head.bias = torch.nn.Parameter(torch.randn(24, dtype=torch.float64))
+    f, = pack([build_tree(c) for c in rollouts(1)]); a, b = torch.randn(2, len(f.pos_E), dtype=torch.float64)
+    assert len(f.read[0]) > 11
+    for T in (1., .6):
+        got = []
+        for fn in (lambda: logprobs(model, f, temperature=T, entropy=True), lambda: plain(model, f, T)):
+            model.zero_grad(); lp, H = fn(); ((lp*a).sum() + (H*b).sum()).backward(); got.append((lp.detach(), H.detach(), grads(model)))
+        for x, y in zip(*got): assert (x - y).abs().max() <= 1e-9*max(1, y.abs().max())
+        with torch.no_grad(): assert (logprobs(model, f, temperature=T) - got[1][0]).abs().max() < 1e-9
+
+def test_a_head_of_another_kind_is_chunked_too(monkeypatch):
+    monkeypatch.setattr(F, 'CHUNK', 24*5); model = make('llama'); f, = pack([build_tree(c) for c in rollouts(1)])
+    class Head(torch.nn.Linear): pass
+    model.lm_head.__class__ = Head; got = []
+    for fn in (lambda: logprobs(model, f, temperature=.7, entropy=True), lambda: plain(model, f, .7)):
+        model.zero_grad(); lp, H = fn(); (lp.sum() + 2*H.sum()).backward(); got.append((lp.detach(), H.detach(), grads(model)))
+    for x, y in zip(*got): assert (x - y).abs().max() <= 1e-9*max(1, y.abs().max())
+
+def test_what_changes_logits_is_refused():
+    f, = pack([build_tree([call(0, 0, [1, 2], [3])])])
+    with pytest.raises(InputError, match='final_logit_softcapping'): logprobs(Gemma2ForCausalLM(Gemma2Config(**SHAPE, attn_logit_softcapping=None)), f)
+    with pytest.raises(InputError, match='soft cap'): logprobs(Gemma2ForCausalLM(Gemma2Config(**SHAPE)), f)
+    with pytest.raises(InputError, match='logits_scaling'): logprobs(GraniteForCausalLM(GraniteConfig(**{k: v for k, v in SHAPE.items() if k != 'head_dim'}, logits_scaling=2.)), f)
+    m = LlamaForCausalLM(LlamaConfig(**SHAPE)); own = m.forward
+    def shifted(**k): o = own(**k); o.logits = o.logits + 1; return o
+    m.forward = shifted
+    with pytest.raises(InputError, match='unknown how'): logprobs(m, f)
+
+@pytest.mark.parametrize('reentrant', [False, True])
+def test_activation_checkpointing(reentrant):
+    model = make('qwen3').train(); f, = pack([build_tree(c) for c in rollouts(2)]); got = []
+    for ckpt in (False, True):
+        if ckpt: model.gradient_checkpointing_enable(dict(use_reentrant=reentrant))
+        model.zero_grad(); lp = logprobs(model, f); lp.sum().backward(); got.append((lp.detach(), grads(model)))
+    assert torch.equal(got[0][0], got[1][0]) and (got[0][1] - got[1][1]).abs().max() < 1e-12
+    assert all('<lambda>' not in getattr(l._gradient_checkpointing_func, '__qualname__', '') for l in model.model.layers)
+    ids = torch.tensor([[1, 2, 3]]); x = model(ids).logits; model.gradient_checkpointing_disable(); assert torch.equal(x, model(ids).logits)
+
+@pytest.mark.parametrize('targets', [['q_proj', 'down_proj'], ['v_proj', 'lm_head']])
+def test_lora(targets):
+    peft = pytest.importorskip('peft'); torch.manual_seed(3)
+    model = peft.get_peft_model(make('llama'), peft.LoraConfig(r=2, target_modules=targets)).double().train(); f, = pack([build_tree(c) for c in rollouts(2)])
+    for n, p in model.named_parameters(): torch.nn.init.normal_(p, std=.2) if 'lora' in n else None
+    got = []
+    for ckpt in (None, False, True):
+        if ckpt: model.gradient_checkpointing_enable(); model.enable_input_require_grads()
+        model.zero_grad(); lp = plain(model, f)[0] if ckpt is None else logprobs(model, f); lp.sum().backward(); got.append((lp.detach(), grads(model)))
+    for x, g in got[1:]: assert (x - got[0][0]).abs().max() < 1e-9 and (g - got[0][1]).abs().max() < 1e-9*max(1, g.abs().max())
+    assert got[0][1].abs().max() > 1e-3
+
+def test_mixture_of_experts():
+    "routing is per token: packing changes nothing"
+    torch.manual_seed(0); model = exact(Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, experts_implementation='eager')))
+    trees, b, adv, old, coef = step(1); calls = by_rows(model, trees, b, adv, old, coef, 'calls')
+    for kernel in ('cascade', 'per_node'): same(packed(model, trees, adv, old, coef, None, kernel), calls, 1e-5)  # the router's softmax is float32
+
+def test_flex_forward_without_gradient():
+    "on a CPU flex_attention has no backward pass; its block mask is checked all the same"
+    model = make('qwen3'); f, = pack([build_tree(c) for c in rollouts(1)])
+    with torch.no_grad(): assert (logprobs(model.float(), f, kernel='flex') - logprobs(model, f, kernel='per_node')).abs().max() < 1e-4
+    assert fastest('cuda', torch.bfloat16) == 'flex' and fastest('cpu', torch.bfloat16) == 'cascade' and fastest('cpu', torch.float16) == fastest('mps', torch.float32) == 'per_node'
+    with pytest.raises(InputError, match='per_node, cascade, flex'): logprobs(model, f, kernel='dense')
+
+def test_bfloat16_gradients_are_as_good_as_per_node():
+    "relative error of the whole gradient against float32, beside the portable kernel's"
+    torch.manual_seed(0); m = Qwen3ForCausalLM(Qwen3Config(**SHAPE)); f, = pack([build_tree(c) for c in rollouts(1, R=8)]); w = torch.randn(len(f.pos_E))
+    def g(m, kernel): m.zero_grad(); (logprobs(m, f, kernel=kernel)*w).sum().backward(); return grads(m).float()
+    exact_g, m = g(m, 'per_node'), m.bfloat16(); err = {k: ((g(m, k) - exact_g).norm()/exact_g.norm()).item() for k in ('cascade', 'per_node')}
+    assert err['cascade'] < max(.03, 1.5*err['per_node']), err

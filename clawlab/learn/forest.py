@@ -4,19 +4,23 @@
 
 # %% ../../nbs/32_learn.forest.ipynb #57506cb2
 from __future__ import annotations
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Sequence
+import warnings
 import numpy as np
 import torch
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface
 from ..records import InputError
 from .tree import Flat, Tree, Trie, flatten
 
 # %% auto #0
-__all__ = ['NAME', 'Forest', 'pack', 'logprobs', 'values', 'bounds']
+__all__ = ['KERNELS', 'NAME', 'CHUNK', 'KEEP', 'Forest', 'pack', 'fastest', 'logprobs', 'values', 'bounds']
 
 # %% ../../nbs/32_learn.forest.ipynb #58d704a6
 @dataclass(frozen=True, eq=False)
@@ -107,10 +111,18 @@ def pack(trees: Sequence[Tree], budget: int | None = None) -> list[Forest]:
 class _Plan:
     "What the attention of one forward pass needs to know; counts the layers that asked."
     forest: Forest
-    cascade: bool | None = None  # None: where it is available
+    kernel: str | None = None    # of KERNELS; None: the fastest of the device
     layers: int = 0
+    device: object = 'cpu'
     depth: int = field(init=False)
     def __post_init__(self): self.depth = int(self.forest.depth_T.max(initial=-1)) + 1
+
+    @cached_property
+    def block_mask(self):
+        f, T = self.forest, len(self.forest)
+        enter, leave = (torch.as_tensor(x[f.node_T], device=self.device) for x in (f.enter_N, f.exit_N))
+        sees = lambda b, h, i, j: (j <= i) & (enter[j] <= enter[i]) & (enter[i] < leave[j])
+        return create_block_mask(sees, None, None, T, T, device=self.device)
 
 def _per_node(q, k, v, forest, scale):
     "q [1,H,T,D], k and v [1,KV,T,D] -> [1,H,T,D]; node by node, keys of all ancestors concatenated."
@@ -132,7 +144,8 @@ def _nodes(f): return zip(f.start_N.tolist(), f.end_N.tolist(), f.last_N.tolist(
 
 def _cascade_forward(q, k, v, forest, scale):
     "q [KV,T,G,D], k and v [KV,T,D] -> output [KV,T,G,D], log-sum-exp [KV,T,G]: first each node by itself, then every node into all below it."
-    out, lse, G = torch.empty_like(q), q.new_empty(q.shape[:3]), q.shape[2]
+    acc = torch.promote_types(q.dtype, torch.float32)
+    out, lse, G = torch.empty_like(q, dtype=acc), q.new_empty(q.shape[:3], dtype=acc), q.shape[2]
     for a, b, _ in _nodes(forest):
         K, V = (x[:, None, a:b].expand(-1, G, -1, -1) for x in (k, v))
         o, l = _fwd(_own(q, a, b), K, V, 0., True, scale=scale)
@@ -140,25 +153,25 @@ def _cascade_forward(q, k, v, forest, scale):
     for a, b, last in _nodes(forest):
         if b == last: continue
         o, l = _fwd(_below(q, b, last), k[:, None, a:b], v[:, None, a:b], 0., False, scale=scale)
-        O, L = out[:, b:last], lse[:, b:last]; o, l = o.view(O.shape), l.reshape(L.shape)
+        O, L = out[:, b:last], lse[:, b:last]; o, l = o.view(O.shape).to(acc), l.reshape(L.shape)
         new = torch.logaddexp(L, l)
         O.mul_((L - new).exp_().unsqueeze(-1)).addcmul_(o, (l - new).exp_().unsqueeze(-1)); L.copy_(new)
-    return out, lse
+    return out.to(q.dtype), lse
 
 # %% ../../nbs/32_learn.forest.ipynb #eb74dc1b
 def _cascade_backward(g, q, k, v, out, lse, forest, scale):
     "Gradients of q, k, v; with the final output and log-sum-exp each block recovers its true probabilities."
-    G, dq, dk, dv = q.shape[2], torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    G, (dq, dk, dv) = q.shape[2], (torch.empty_like(x, dtype=lse.dtype) for x in (q, k, v))
     for a, b, _ in _nodes(forest):
         K, V = (x[:, None, a:b].expand(-1, G, -1, -1) for x in (k, v))
         x, y, z = _bwd(_own(g, a, b), _own(q, a, b), K, V, _own(out, a, b), _own(lse, a, b), 0., True, scale=scale)
-        dq[:, a:b], dk[:, a:b], dv[:, a:b] = x.transpose(1, 2), y.sum(1), z.sum(1)
+        dq[:, a:b], dk[:, a:b], dv[:, a:b] = x.transpose(1, 2), y.sum(1, dtype=lse.dtype), z.sum(1, dtype=lse.dtype)
     for a, b, last in _nodes(forest):
         if b == last: continue
         rows = [_below(x, b, last) for x in (g, q, out, lse)]
         x, y, z = _bwd(rows[0], rows[1], k[:, None, a:b], v[:, None, a:b], rows[2], rows[3], 0., False, scale=scale)
         dq[:, b:last] += x.view(dq[:, b:last].shape); dk[:, a:b] += y[:, 0]; dv[:, a:b] += z[:, 0]
-    return dq, dk, dv
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 class _Cascade(torch.autograd.Function):
     @staticmethod
@@ -170,6 +183,14 @@ class _Cascade(torch.autograd.Function):
     def backward(ctx, g): return *_cascade_backward(g.contiguous(), *ctx.saved_tensors, *ctx.rest), None, None
 
 # %% ../../nbs/32_learn.forest.ipynb #7f526311
+@lru_cache(None)
+def _compiled(): return torch.compile(flex_attention, dynamic=True)
+
+def _flex(q, k, v, plan, scale):
+    "The same as `_per_node`, by a block mask; compiled on CUDA, plain elsewhere (slow, and forward only on a CPU)."
+    f = _compiled() if q.is_cuda else flex_attention
+    return f(q, k, v, block_mask=plan.block_mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+
 def _cascade(q, k, v, forest, scale):
     "The same as `_per_node`, through `_Cascade`."
     H, KV = q.shape[1], k.shape[1]
@@ -177,7 +198,14 @@ def _cascade(q, k, v, forest, scale):
     out = _Cascade.apply(q, k[0].contiguous(), v[0].contiguous(), forest, scale)
     return out.transpose(1, 2).reshape(1, H, out.shape[1], out.shape[3])
 
-# %% ../../nbs/32_learn.forest.ipynb #55a73beb
+KERNELS = dict(per_node=lambda q, k, v, plan, scale: _per_node(q, k, v, plan.forest, scale), cascade=lambda q, k, v, plan, scale: _cascade(q, k, v, plan.forest, scale), flex=_flex)
+
+def fastest(device: str, dtype: torch.dtype) -> str:
+    "The kernel of `KERNELS` that a device type uses unless told otherwise."
+    if device == 'cuda': return 'flex'
+    return 'cascade' if device == 'cpu' and _fwd is not None and _bwd is not None and dtype in (torch.float32, torch.float64, torch.bfloat16) else 'per_node'
+
+# %% ../../nbs/32_learn.forest.ipynb #489691e4
 NAME = 'clawlab_forest'
 _PLAN: ContextVar[_Plan | None] = ContextVar('clawlab_forest', default=None)
 
@@ -188,47 +216,149 @@ def _attention(module, query, key, value, attention_mask=None, scaling=None, dro
     if sliding_window is not None and plan.depth > sliding_window: raise InputError(f'a path of {plan.depth} tokens exceeds the sliding window of {sliding_window}')
     plan.layers += 1
     scale = query.shape[-1] ** -.5 if scaling is None else scaling
-    fast = query.device.type == 'cpu' and _fwd is not None and _bwd is not None and query.dtype in (torch.float32, torch.float64)
-    f = _cascade if (fast if plan.cascade is None else plan.cascade) else _per_node
-    return f(query, key, value, plan.forest, scale).transpose(1, 2), None
+    f = KERNELS[plan.kernel or fastest(query.device.type, query.dtype)]
+    return f(query, key, value, plan, scale).transpose(1, 2), None
 
-# %% ../../nbs/32_learn.forest.ipynb #a4d224a8
-def _run(model, forest, cascade=None, **kw):
-    "One forward pass over a forest with tree attention; the model's own attention is restored."
-    cfg, dev, plan = model.config, next(model.parameters()).device, _Plan(forest, cascade)
-    if model.training and any(getattr(m, 'gradient_checkpointing', False) for m in model.modules()): raise InputError('gradient checkpointing would run the backward pass without tree attention')
+# %% ../../nbs/32_learn.forest.ipynb #b0833306
+@contextmanager
+def _planned(cfg, plan):
+    "Tree attention by `plan` for the models of a configuration; their own attention is restored."
+    token, before = _PLAN.set(plan), cfg._attn_implementation
+    try: cfg._attn_implementation = NAME; yield
+    finally: cfg._attn_implementation = before; _PLAN.reset(token)
+
+@contextmanager
+def _recomputed(model, cfg, plan):
+    "What the model checkpoints is recomputed with tree attention, whenever that is."
+    def bound(f):
+        def again(*a, **k):
+            with _planned(cfg, plan): return f(*a, **k)
+        return again
+    ms = [m for m in model.modules() if model.training and getattr(m, 'gradient_checkpointing', False)]
+    before = [vars(m).get('_gradient_checkpointing_func') for m in ms]
+    for m, f in zip(ms, before): m._gradient_checkpointing_func = lambda g, *a, f=f, **k: (f or _checkpoint)(bound(g), *a, **k)
+    try: yield
+    finally:
+        for m, f in zip(ms, before):
+            if f is None: del m._gradient_checkpointing_func
+            else: m._gradient_checkpointing_func = f
+
+def _checkpoint(f, *a, **k): return checkpoint(f, *a, use_reentrant=False, **k)
+
+# %% ../../nbs/32_learn.forest.ipynb #de895431
+def _run(model, forest, kernel=None, **kw):
+    "One forward pass over a forest with tree attention."
+    cfg, dev = model.config, next(model.parameters()).device
+    if kernel not in (None, *KERNELS): raise InputError(f'unknown kernel {kernel!r}; there are {", ".join(KERNELS)}')
+    plan = _Plan(forest, kernel, device=dev)
     ids, pos = (torch.as_tensor(x.astype(np.int64), device=dev)[None] for x in (forest.ids_T, forest.depth_T))
     AttentionInterface.register(NAME, _attention)  # at every use: the registry is global, and another copy of this module may have been there
     AttentionMaskInterface.register(NAME, lambda *a, **k: None)
-    token, before = _PLAN.set(plan), cfg._attn_implementation
-    try:
-        cfg._attn_implementation = NAME
-        out = model(input_ids=ids, position_ids=pos, use_cache=False, **kw)
-    finally:
-        cfg._attn_implementation = before; _PLAN.reset(token)
+    with _recomputed(model, cfg, plan), _planned(cfg, plan): out = model(input_ids=ids, position_ids=pos, use_cache=False, **kw)
     want = cfg.get_text_config().num_hidden_layers
     if plan.layers != want: raise InputError(f'{want - plan.layers} of {want} layers of {type(model).__name__} do not use attention: they cannot be packed')
     return out
 
-# %% ../../nbs/32_learn.forest.ipynb #51f42667
-def logprobs(model, forest: Forest, *, temperature: float = 1.0, entropy: bool = False, cascade: bool | None = None):
-    "Log-probs `[E]` of the entries' tokens with gradient, float32 or wider; with `entropy=True` also the entropies `[E]`, in nats."
-    if not temperature > 0: raise InputError(f'a policy sampled at temperature {temperature} has no log-probs to train on')
-    at, inv = forest.read
-    dev = next(model.parameters()).device
-    t = lambda x: torch.as_tensor(x, device=dev)
-    logits = _run(model, forest, cascade, logits_to_keep=t(at)).logits[0]
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if temperature != 1: logits = logits / temperature
-    lse, inv, tok = logits.logsumexp(-1), t(inv), t(forest.ids_T[forest.pos_E].astype(np.int64))
-    logp = logits[inv, tok] - lse[inv]
-    if not entropy: return logp
-    return logp, (lse - ((logits - lse[:, None]).exp() * logits).sum(-1))[inv]
+# %% ../../nbs/32_learn.forest.ipynb #796008e5
+CHUNK, KEEP = 2**20, 2**25  # logits made at a time; bytes of softmax kept for the backward pass
 
-# %% ../../nbs/32_learn.forest.ipynb #e5f02615
-def values(critic, forest: Forest, *, cascade: bool | None = None) -> torch.Tensor:
+class _Head(torch.autograd.Function):
+    "Log-probs [E] and entropies [R] of the linear head `w` [V,D], `bias` [V] or None, on hidden states `h` [R,D]; entry e reads row `inv[e]`."
+    @staticmethod
+    def forward(ctx, h, w, bias, inv, tok, temperature, entropy):
+        R, V = len(h), len(w); acc = torch.promote_types(h.dtype, torch.float32)
+        order = torch.argsort(inv, stable=True); step = max(1, CHUNK//V)
+        cuts = torch.searchsorted(inv[order], torch.arange(0, R + step, step, device=inv.device)).tolist()
+        parts = [(a, min(a + step, R), order[cuts[i]:cuts[i + 1]]) for i, a in enumerate(range(0, R, step))]
+        logp, H, lse = (torch.zeros(n, dtype=acc, device=h.device) for n in (len(inv), R if entropy else 0, R))
+        kept = [] if R*V*acc.itemsize <= KEEP and any(ctx.needs_input_grad[:3]) else None
+        for a, b, e in parts:
+            z = _Head.logits(h[a:b], w, bias, temperature); lse[a:b] = l = z.logsumexp(-1)
+            r = inv[e] - a; logp[e] = z[r, tok[e]] - l[r]
+            if kept is None and not entropy: continue
+            p = (z - l[:, None]).exp_()
+            if entropy: H[a:b] = l - torch.linalg.vecdot(p, z)
+            if kept is not None: kept.append(p)
+        ctx.save_for_backward(h, w, bias, inv, tok, lse, H); ctx.rest = temperature, entropy, parts, kept
+        return logp, H
+    @staticmethod
+    def logits(h, w, bias, temperature):
+        z = F.linear(h, w, bias); z = z.to(torch.promote_types(z.dtype, torch.float32))
+        return z if temperature == 1 else z/temperature
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g, gH):
+        (h, w, bias, inv, tok, lse, H), (temperature, entropy, parts, kept) = ctx.saved_tensors, ctx.rest
+        dh, need = torch.empty_like(h), ctx.needs_input_grad
+        dw = torch.zeros_like(w, dtype=lse.dtype) if need[1] else None
+        db = torch.zeros_like(bias, dtype=lse.dtype) if bias is not None and need[2] else None
+        for i, (a, b, e) in enumerate(parts):
+            p = kept[i] if kept is not None else (_Head.logits(h[a:b], w, bias, temperature) - lse[a:b, None]).exp_()
+            r, dp = inv[e] - a, torch.zeros(b - a, dtype=lse.dtype, device=h.device)
+            dp.index_add_(0, r, -g[e].to(lse.dtype))
+            d = p*(dp[:, None] - gH[a:b, None]*(p.log().clamp_(min=-1e30) + H[a:b, None])) if entropy else p*dp[:, None]
+            d.index_put_((r, tok[e]), g[e].to(lse.dtype), accumulate=True)
+            if temperature != 1: d /= temperature
+            if db is not None: db += d.sum(0)
+            d = d.to(h.dtype)
+            torch.mm(d, w, out=dh[a:b])
+            if dw is None: continue
+            if dw.dtype == d.dtype: dw.addmm_(d.T, h[a:b])
+            else: dw += d.T @ h[a:b]
+        return dh, None if dw is None else dw.to(w.dtype), None if db is None else db.to(bias.dtype), None, None, None, None
+
+def _any_head(head, h, inv, tok, temperature):
+    "The same as `_Head.apply` for a head that is no plain linear layer (one with LoRA, say): chunks under torch's checkpoint."
+    def part(x, r, t):
+        z = head(x); z = z.to(torch.promote_types(z.dtype, torch.float32))/temperature
+        l = z.logsumexp(-1); return z[r, t] - l[r], l - torch.linalg.vecdot((z - l[:, None]).exp(), z)
+    step = max(1, CHUNK//head(h[:1]).shape[-1]); order = torch.argsort(inv, stable=True); logp, H = [], []
+    for a in range(0, len(h), step):
+        e = order[(inv[order] >= a) & (inv[order] < a + step)]
+        x, y = checkpoint(part, h[a:a + step], inv[e] - a, tok[e], use_reentrant=False); logp.append(x); H.append(y)
+    back = torch.empty_like(order); back[order] = torch.arange(len(order), device=order.device)
+    return torch.cat(logp)[back], torch.cat(H)
+
+# %% ../../nbs/32_learn.forest.ipynb #d3680e1e
+_SCALES = ('final_logit_softcapping', 'logit_scale', 'logits_scaling', 'lm_head_multiplier')
+
+def _body_and_head(model):
+    "The module whose output the head reads, and the head; a reason instead of the head where they are not apart."
+    m = model.get_base_model() if hasattr(model, 'get_base_model') else model
+    body, head = getattr(m, 'base_model', m), getattr(m, 'get_output_embeddings', lambda: None)()
+    return (body, head) if body is not m and head is not None else (None, f'{type(m).__name__} has no body and output embeddings of its own')
+
+def _hidden(model, body, head, forest, kernel):
+    "Hidden states [T,D] of the last layer, checked at one position."
+    got = []
+    hook = body.register_forward_hook(lambda m, a, o: got.append(o[0] if isinstance(o, tuple) else o.last_hidden_state))
+    try: own = _run(model, forest, kernel, logits_to_keep=1).logits[0, -1]
+    finally: hook.remove()
+    h = got[-1][0]
+    if len(h) != len(forest): raise InputError(f'{type(model).__name__} runs over {len(h)} positions where {len(forest)} were packed')
+    with torch.no_grad(): far = (head(h[-1:])[0] - own).abs().max() > (1e-5 if own.dtype in (torch.float32, torch.float64) else 2e-2)*own.abs().max()
+    cfg = model.config.get_text_config(); what = [k for k in _SCALES if getattr(cfg, k, None) not in (None, 1, 1.)]
+    if far or what: raise InputError(f'{type(model).__name__} changes its logits after the head ({", ".join(what) or "unknown how"}): log-probs would not be those of the model')
+    return h
+
+# %% ../../nbs/32_learn.forest.ipynb #b5a19c52
+def logprobs(model, forest: Forest, *, temperature: float = 1.0, entropy: bool = False, kernel: str | None = None):
+    "Log-probs `[E]` of the entries' tokens with gradient, float32 or wider; with `entropy=True` also the entropies `[E]`, in nats. `kernel`: one of `KERNELS`."
+    if not temperature > 0: raise InputError(f'a policy sampled at temperature {temperature} has no log-probs to train on')
+    at, inv, tok = (torch.as_tensor(x, device=next(model.parameters()).device) for x in (*forest.read, forest.ids_T[forest.pos_E].astype(np.int64)))
+    body, head = _body_and_head(model)
+    if body is None:
+        warnings.warn(f'{head}: all its logits are made at once', stacklevel=2)
+        h = _run(model, forest, kernel, logits_to_keep=at).logits[0]; head = torch.nn.Identity()
+    else: h = _hidden(model, body, head, forest, kernel)[at]
+    plain = type(head) is torch.nn.Linear and not torch.is_autocast_enabled(h.device.type)
+    logp, H = _Head.apply(h, head.weight, head.bias, inv, tok, temperature, entropy) if plain else _any_head(head, h, inv, tok, temperature)
+    return (logp, H[inv]) if entropy else logp
+
+# %% ../../nbs/32_learn.forest.ipynb #e922b7c6
+def values(critic, forest: Forest, *, kernel: str | None = None) -> torch.Tensor:
     "`V(s_t)` `[E]`, the value *before* each entry's token: read at its parent. `critic` is a token classifier with one label (`AutoModelForTokenClassification`)."
-    v = _run(critic, forest, cascade).logits[0]
+    v = _run(critic, forest, kernel).logits[0]
     if v.shape[-1] != 1: raise InputError(f'a critic has one output, this one has {v.shape[-1]}')
     at, inv = (torch.as_tensor(x, device=v.device) for x in forest.read)
     return v[at, 0][inv]
