@@ -377,10 +377,10 @@ def test_the_random_rollouts_have_what_they_should():
 
 # -- who sees whom ---------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize('seed', range(3))
-@pytest.mark.parametrize('cascade', [True, False])
-def test_a_sibling_changes_nothing_and_an_ancestor_changes_all_descendants(seed, cascade):
+@pytest.mark.parametrize('kernel', ['cascade', 'per_node'])
+def test_a_sibling_changes_nothing_and_an_ancestor_changes_all_descendants(seed, kernel):
     s, lib = step(seed), library(seed); f, = pack(lib.trees); r = np.random.default_rng(seed)
-    look = lambda f: torch.stack([logprobs(s.model, f, cascade=cascade), values(s.critic, f, cascade=cascade)]).detach()
+    look = lambda f: torch.stack([logprobs(s.model, f, kernel=kernel), values(s.critic, f, kernel=kernel)]).detach()
     base = look(f)
     for t in [0, *r.choice(len(f), 12, replace=False)]:
         ids = f.ids_T.copy(); ids[t] = (ids[t] + 1 + r.integers(VOCAB - 2)) % VOCAB; d = (look(replace(f, ids_T=ids)) - base).abs()
