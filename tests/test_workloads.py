@@ -153,7 +153,7 @@ def test_T48_a_wrong_hint_costs_time_only():
 def test_T48_more_calls_cost_as_much_more():
     "Cost per token of four times the calls; the bound is loose, a quadratic cost would be four times."
     cost = lambda k: min(benchtree.cpu_ms(lambda: build_tree(calls, max_leaves=9999).stats) for _ in range(3))/k if (calls := long_rollout(k, LINES, apart=False)) else 0
-    assert cost(32) < 2.5*cost(8)
+    assert cost(16) < 2.5*cost(4)
 
 def test_the_long_rollout_is_the_one_that_is_spoken_of():
     calls = long_rollout(apart=False); s = build_tree(calls).stats

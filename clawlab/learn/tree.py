@@ -11,6 +11,7 @@ from typing import Iterable, Sequence
 import numpy as np
 from ..records import Call, CALL_ROLES, DataError, InputError
 from ..capture.lineage import begins, message_key
+from ..capture.codec import shared_prefix as lcp  # noqa: F401
 from .radix import Flat, Trie, flatten  # noqa: F401
 
 # %% auto #0
