@@ -4,8 +4,9 @@
 
 # %% ../../nbs/46f_study.benchforest.ipynb #e04fb3b5
 from __future__ import annotations
-import json, resource, subprocess, sys, time
+import json, subprocess, sys, time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Callable, Iterable
 import numpy as np, torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3ForTokenClassification
@@ -118,8 +119,9 @@ def peak_mb(case: str, system: str) -> float:
     return json.loads(p.stdout.splitlines()[-1])
 
 def _peak(case, system):
-    torch.set_num_threads(1); run, *_ = systems(case); rss = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/1024
-    before = rss(); run[system](); print(json.dumps(rss() - before))
+    torch.set_num_threads(1); run, *_ = systems(case); Path('/proc/self/clear_refs').write_text('5')   # the high-water mark starts anew; ru_maxrss would be the parent's
+    mark = lambda: next(int(l.split()[1]) for l in Path('/proc/self/status').read_text().splitlines() if l.startswith('VmHWM'))/1024
+    before = mark(); run[system](); print(json.dumps(round(mark() - before, 1)))
 
 # %% ../../nbs/46f_study.benchforest.ipynb #adbaad50
 def bench_forest(cases: Iterable[str] | None = None, repeats: int = 3, long_s: float = 60., memory: bool = True, say: Callable = lambda *a: None) -> tuple[list[dict], dict]:
