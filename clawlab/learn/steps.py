@@ -101,17 +101,15 @@ def _estimate(kind, trees, laid, reward, groups, harness, layout, unit, switches
         skipped = np.array([m['skipped'][of == i].any() for i in range(len(trees))], bool) | (np.array(each) == 0)
         return out, dict(m, skipped=skipped)
     adv, m = advantages(kind, trees, reward, groups, harness_R=harness, **switches)
-    out = [[a]*len(x) if layout == 'tree' else [_by_call(t, a, s) for s in x] for t, a, x in zip(trees, _split(adv, trees), laid)]
+    out = [[a]*len(x) if layout == 'tree' else [_by_call(t, c, s) for s in x] for t, a, c, x in zip(trees, _split(adv, trees), m['adv_C'], laid)]
     if later: out, m = [[0*a for a in x] for x in out], dict(m, skipped=np.zeros(len(trees), bool))
     return out, m
 
 def _split(x_T, trees): return np.split(x_T, np.cumsum([len(t.ids_T) for t in trees])[:-1]) if len(trees) else []
 
-def _by_call(tree, adv_T, sample):
-    "The advantages of a tree's calls on the tokens of a sample of it."
-    on = np.flatnonzero(tree.train_T); of = {tree.calls[c].call_id: a for c, a in zip(tree.call_T[on], adv_T[on])}
-    a_C = np.array([of.get(c.call_id, next(iter(of.values()), 0.)) for c in sample.calls] + [0.])
-    return np.where(sample.train_T, a_C[sample.call_T], 0.)
+def _by_call(tree, adv_C, sample):
+    "What each call of a tree got, on the tokens of a sample of it."
+    return np.where(sample.train_T, np.append([adv_C[tree.index[c.call_id]] for c in sample.calls], 0.)[sample.call_T], 0.)
 
 # %% ../../nbs/35_learn.steps.ipynb #133e7424
 def _by(rollouts, value): # mean of a value, per harness
