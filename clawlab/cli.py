@@ -62,7 +62,7 @@ def main(args: list[str] | None = None) -> int:
 @app.command()
 def study(name: Annotated[str, typer.Argument(help='A notebook of experiments/, without .ipynb')],
           p: Annotated[Optional[list[str]], typer.Option('-p', metavar='KEY VALUE', help='Set a parameter of the notebook; repeatable')] = None,
-          preset: Annotated[str, typer.Option(help='nano')] = 'nano',
+          preset: Annotated[str, typer.Option(help='nano | smol')] = 'nano',
           reports: Annotated[Optional[Path], typer.Option(help='Where run directories go; default: reports/ of the project')] = None,
           deadline: Annotated[float, typer.Option(help='Give the run up after so many seconds')] = 4*3600):
     "Run a study, go on with it, or recall its result; one run directory per configuration."
@@ -82,7 +82,7 @@ def table(name: Annotated[str, typer.Argument(help='A study')],
 @app.command()
 def rollout(tasks: Annotated[str, typer.Option(help='A task suite: a folder, or a name in experiments/tasks')],
             harness: Annotated[str, typer.Option(help='One harness, or several with commas')],
-            engine: Annotated[str, typer.Option(help='torch:DIR | vllm:URL[@DIR] | script:FILE | oracle | replay:STORE[#ROLLOUT][@DIR]')],
+            engine: Annotated[str, typer.Option(help='torch:DIR | torch:smollm2 | vllm:URL[@DIR] | script:FILE | oracle | replay:STORE[#ROLLOUT][@DIR]')],
             store: Annotated[str, typer.Option(help='sqlite:///FILE, FILE or postgresql://USER:PASSWORD@HOST/DATABASE')],
             n: Annotated[int, typer.Option(min=1, help='Number of tasks')] = 1,
             samples: Annotated[int, typer.Option(min=1, help='Rollouts per task and harness')] = 1,
@@ -132,7 +132,7 @@ def admin_socket(store: str) -> str:
     return str(home()/f'{hashlib.sha256(shown(store).encode()).hexdigest()[:16]}.sock')
 
 @app.command()
-def proxy(engine: Annotated[str, typer.Option(help='torch:DIR | vllm:URL[@DIR] | script:FILE | oracle | replay:STORE[#ROLLOUT][@DIR]')],
+def proxy(engine: Annotated[str, typer.Option(help='torch:DIR | torch:smollm2 | vllm:URL[@DIR] | script:FILE | oracle | replay:STORE[#ROLLOUT][@DIR]')],
           store: Annotated[str, typer.Option(help='sqlite:///FILE, FILE or postgresql://USER:PASSWORD@HOST/DATABASE')],
           port: Annotated[int, typer.Option(min=0, max=65535, help='0 picks one')] = 0, host: Annotated[str, typer.Option()] = '127.0.0.1',
           tasks: Annotated[Optional[str], typer.Option(help='Task suite, for the oracle')] = None,

@@ -36,10 +36,11 @@ def make_engine(spec: str, tasks: dict | None = None, wrong: float = 0.):
         from clawlab.capture.engines.oracle import OracleEngine
         return OracleEngine(tasks, wrong=wrong)
     if kind == 'torch':
-        if not Path(arg).is_dir(): raise InputError(f'no model folder {arg!r}; a study leaves its checkpoints in its run directory')
+        if arg != 'smollm2' and not Path(arg).is_dir(): raise InputError(f'no model folder {arg!r}; a study leaves its checkpoints in its run directory')
         from transformers.utils.logging import disable_progress_bar
         from clawlab.capture.engines.torch import TorchEngine
-        disable_progress_bar(); return TorchEngine.from_dir(arg)
+        from clawlab.study.drive import policy_dir
+        disable_progress_bar(); return TorchEngine.from_dir(policy_dir(arg))
     if kind == 'vllm':
         from clawlab.capture.engines.vllm import VLLMEngine
         url, _, folder = arg.partition('@')
@@ -52,11 +53,11 @@ def make_engine(spec: str, tasks: dict | None = None, wrong: float = 0.):
         where, _, folder = arg.partition('@')
         where, _, rid = where.partition('#')
         return ReplayEngine(Store.open(where, create=False), rid or None, Template.from_dir(folder) if folder else None, owns=True)
-    raise InputError(f'unknown engine {spec!r}; there are torch:DIR, vllm:URL[@DIR], script:FILE, oracle, replay:STORE[#ROLLOUT][@DIR]')
+    raise InputError(f'unknown engine {spec!r}; there are torch:DIR, torch:smollm2, vllm:URL[@DIR], script:FILE, oracle, replay:STORE[#ROLLOUT][@DIR]')
 
 # %% ../../nbs/48_study.commands.ipynb #57d2f5de
 train_app = typer.Typer(help='Train a policy inside its harnesses; the same command on the same folder goes on where it stopped.', no_args_is_help=True, rich_markup_mode=None)
-Model, To = Annotated[str, typer.Option('--model', help='Folder of a causal LM with a chat template (or torch:DIR)')], Annotated[str, typer.Option('--to', help='Folder of the run: settings, calls, checkpoints, log')]
+Model, To = Annotated[str, typer.Option('--model', help='Folder of a causal LM with a chat template, or smollm2')], Annotated[str, typer.Option('--to', help='Folder of the run: settings, calls, checkpoints, log')]
 Suite, Harness = Annotated[str, typer.Option('--tasks', help='A task suite: a folder, or a name in experiments/tasks')], Annotated[str, typer.Option('--harness', help='One, or several with ratios: react=2,claude-code=1')]
 Steps, Rank = Annotated[int, typer.Option('--steps', min=1)], Annotated[int, typer.Option('--lora', min=0, help='LoRA of this rank; 0: all weights')]
 Lr, Dtype = Annotated[float, typer.Option('--lr', min=0)], Annotated[str, typer.Option('--dtype', help='float32 | bfloat16 (with float32 masters)')]

@@ -4,7 +4,7 @@
 
 # %% ../../nbs/47_study.drive.ipynb #6468f2cc
 from __future__ import annotations
-import asyncio, contextlib, dataclasses, hashlib, json, os, time
+import asyncio, contextlib, dataclasses, hashlib, json, os, sys, time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +30,12 @@ __all__ = ['FORMATS', 'policy_dir', 'mix_of', 'interval', 'weights_digest', 'Yar
 
 # %% ../../nbs/47_study.drive.ipynb #090bbc30
 def policy_dir(spec: str) -> Path:
-    "The model folder of `DIR` or `torch:DIR`."
-    p = Path(spec.removeprefix('torch:'))
+    "The model folder of `DIR` or `torch:DIR`; `smollm2` is one that is made on the first use."
+    name = spec.removeprefix('torch:')
+    if name == 'smollm2' and not Path(name).exists():
+        from clawlab.learn.smol import smollm2
+        return smollm2(lambda text: print(f'clawlab: {text}', file=sys.stderr))
+    p = Path(name)
     if not (p/'config.json').is_file(): raise InputError(f'no model in {p}: config.json is missing')
     return p
 
