@@ -1483,6 +1483,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'clawlab.learn.forest._run': ('learn.forest.html#_run', 'clawlab/learn/forest.py'),
                                       'clawlab.learn.forest.bounds': ('learn.forest.html#bounds', 'clawlab/learn/forest.py'),
                                       'clawlab.learn.forest.fastest': ('learn.forest.html#fastest', 'clawlab/learn/forest.py'),
+                                      'clawlab.learn.forest.hold_memory': ('learn.forest.html#hold_memory', 'clawlab/learn/forest.py'),
                                       'clawlab.learn.forest.logprobs': ('learn.forest.html#logprobs', 'clawlab/learn/forest.py'),
                                       'clawlab.learn.forest.pack': ('learn.forest.html#pack', 'clawlab/learn/forest.py'),
                                       'clawlab.learn.forest.values': ('learn.forest.html#values', 'clawlab/learn/forest.py')},

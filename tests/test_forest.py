@@ -1,4 +1,5 @@
 """learn.forest: a packed forest gives the numbers of separate rows, in float64, to 1e-9; cuts, kernels and models included."""
+import os, platform, subprocess, sys
 import numpy as np, pytest, torch
 from hypothesis import given, settings, strategies as st
 from transformers import (Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
@@ -290,3 +291,20 @@ def test_bfloat16_gradients_are_as_good_as_per_node():
     def g(m, kernel): m.zero_grad(); (logprobs(m, f, kernel=kernel)*w).sum().backward(); return grads(m).float()
     exact_g, m = g(m, 'per_node'), m.bfloat16(); err = {k: ((g(m, k) - exact_g).norm()/exact_g.norm()).item() for k in ('cascade', 'per_node')}
     assert err['cascade'] < max(.03, 1.5*err['per_node']), err
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='glibc')
+def test_freed_memory_is_held_for_the_next_step(monkeypatch):
+    "A large buffer that was freed is taken again without page faults; the environment's own wish is left alone."
+    code = '''import resource, numpy as np
+from clawlab.learn.forest import hold_memory
+held = hold_memory()
+def faults():
+    a = resource.getrusage(resource.RUSAGE_SELF).ru_minflt; np.ones(2**24, np.float32)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - a
+faults(); print(int(held), faults())'''
+    env = {k: v for k, v in os.environ.items() if not k.startswith('MALLOC_')}
+    held, n = map(int, subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, check=True).stdout.split())
+    assert held and n < 100
+    monkeypatch.setenv('MALLOC_TRIM_THRESHOLD_', '131072')
+    assert not F.hold_memory()

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Sequence
-import warnings
+import ctypes, os, warnings
 import numpy as np
 import torch
 from torch.nn import functional as F
@@ -20,7 +20,7 @@ from ..records import InputError
 from .tree import Flat, Tree, Trie, flatten
 
 # %% auto #0
-__all__ = ['KERNELS', 'NAME', 'CHUNK', 'KEEP', 'Forest', 'pack', 'fastest', 'logprobs', 'values', 'bounds']
+__all__ = ['KERNELS', 'NAME', 'CHUNK', 'KEEP', 'Forest', 'pack', 'fastest', 'logprobs', 'values', 'hold_memory', 'bounds']
 
 # %% ../../nbs/32_learn.forest.ipynb #58d704a6
 @dataclass(frozen=True, eq=False)
@@ -362,6 +362,13 @@ def values(critic, forest: Forest, *, kernel: str | None = None) -> torch.Tensor
     if v.shape[-1] != 1: raise InputError(f'a critic has one output, this one has {v.shape[-1]}')
     at, inv = (torch.as_tensor(x, device=v.device) for x in forest.read)
     return v[at, 0][inv]
+
+# %% ../../nbs/32_learn.forest.ipynb #2d13a4af
+def hold_memory() -> bool:
+    "Freed memory stays with this process for the next step (glibc; `mallopt(3)`). False where that can't be had, or the environment already says how (`MALLOC_TRIM_THRESHOLD_`). Outside the main thread glibc holds buffers below 64 MB only."
+    mallopt = getattr(ctypes.CDLL(None), 'mallopt', None) if os.name == 'posix' else None
+    if mallopt is None or 'MALLOC_TRIM_THRESHOLD_' in os.environ: return False
+    return bool(mallopt(-1, 2**31 - 1) and mallopt(-3, 2**30))  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: bytes
 
 # %% ../../nbs/32_learn.forest.ipynb #8936116f
 def bounds(model, trees: Sequence[Tree], forests: Sequence[Forest]) -> dict:

@@ -14,7 +14,7 @@ from ..records import Call, ClawlabError, DataError, InputError, Rollout
 from .tree import Tree, build_tree, concat
 from .objectives import correction_metrics, explained_variance, is_weights, policy_loss, value_loss
 from .advantages import ESTIMATORS, NEEDS_VALUES, advantages
-from .forest import logprobs, values
+from .forest import hold_memory, logprobs, values
 from .steps import LAYOUTS, Mini, check_behaviour, deal, make_mini, prepare, rl_mini
 from .weights import DTYPES, Adam, critic_of, digest, lora_layers, merged
 from .checkpoints import fill, read_checkpoint, write_checkpoint
@@ -50,6 +50,7 @@ class Trainer:
             if x not in known: raise InputError(f'unknown {what} {x!r}; there are {", ".join(known)}')
         if not temperature > 0: raise InputError(f'temperature {temperature}: a greedy policy has no log-probs to train on')
         self.device, self.dtype = device or ('cuda' if torch.cuda.is_available() else 'cpu'), dtype
+        if self.device == 'cpu': hold_memory()
         self.model, self.lr, self.kind = model.to(device=self.device, dtype=DTYPES[dtype]).eval(), lr, kind
         self.switches = dict(switches or {})
         if bad := set(self.switches) - set(ESTIMATORS[kind].switches) | set(self.switches) & {'unit', 'harness_R', 'values_T'}: raise InputError(f'{kind} has no switch {sorted(bad)[0]!r}')

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Callable, Iterable
 import numpy as np, torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3ForTokenClassification
-from ..learn.forest import Forest, _Head, logprobs, pack, values
+from ..learn.forest import Forest, _Head, hold_memory, logprobs, pack, values
 from ..learn.tree import Tree, build_tree
 from ..records import Call, ClawlabError, InputError
 from .bench import goal, medians, row, value
@@ -89,7 +89,7 @@ def step(work: list, of: Callable, models: list) -> dict:
 def systems(case: str) -> tuple[dict, list[Tree], list[Forest], list]:
     "Name -> step, for the forest and for rows at two micro-batch sizes (one, where they are the same)."
     if case not in CASES: raise InputError(f'unknown case {case!r}; there are {", ".join(CASES)}')
-    c = CASES[case]; trees = trees_of(c); forests = pack(trees); torch.manual_seed(0)
+    hold_memory(); c = CASES[case]; trees = trees_of(c); forests = pack(trees); torch.manual_seed(0)
     policy = Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True)); critic = Qwen3ForTokenClassification(Qwen3Config(**SHAPE, num_labels=1)) if c.critic else None
     models = [m.eval() for m in (policy, critic) if m is not None]   # a token classifier has dropout
     out = {'forest': lambda: step(forests, lambda f: (logprobs(policy, f), values(critic, f) if c.critic else None), models)}
