@@ -51,7 +51,7 @@ def main(args: list[str] | None = None) -> int:
         code = 2
     except ClawlabError as e: say(f'clawlab: {one_line(e)}'); code = 1
     except OSError as e:  # the system's own words: read-only file system, no space left, permission denied
-        if e.errno not in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EPERM, errno.ENOTDIR): raise
+        if e.errno not in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR): raise
         say(f"clawlab: {e.filename or ''}: {e.strerror}".replace(': :', ':')); code = 2
     except (KeyboardInterrupt, typer.Abort): say('clawlab: interrupted'); code = 130
     code = code if isinstance(code, int) else 0

@@ -7,7 +7,7 @@ from clawlab.capture.store import Store
 from clawlab.cli import main
 from clawlab.learn import nano
 from clawlab.study.commands import numbers
-from clawlab.study.drive import interval, mix_of
+from clawlab.study.drive import call_rows, interval, mix_of, name_of, readable
 from test_cli import ROOT, here, refused   # noqa: F401 (a fixture)
 
 BOX = ('--sandbox', 'process', '--seconds', '60')
@@ -66,6 +66,10 @@ def test_from_sft_to_a_model_that_is_tried_by_hand(capfd, tmp_path, policy):
     (('train', 'grpo', '--model', 'M', '--to', 'X', '--tasks', 'nano', '--harness', 'react', '--between', '1'), 'two numbers'),
     (('train', 'grpo', '--model', 'M', '--to', 'X', '--tasks', 'nano', '--harness', 'react', '--sandbox', 'chroot'), "unknown sandbox backend 'chroot'"),
     (('train', 'sft', '--model', 'M', '--to', 'X'), 'demonstrations come from --store'), (('train', 'sft', '--model', 'M', '--to', 'X', '--store', '/nowhere.db'), 'no store at /nowhere.db'),
+    *[(('train', 'grpo', '--model', 'M', '--to', 'X', '--tasks', 'nano', *more), line) for more, line in (
+        (('--harness', 'react=-1'), 'a ratio above 0'), (('--harness', 'react=nan'), 'a ratio above 0'), (('--harness', 'react=inf'), 'a ratio above 0'), (('--harness', 'react,react'), 'each harness once'),
+        (('--harness', 'react', '--lr', 'inf'), 'finite numbers'), (('--harness', 'react', '--temperature', 'inf'), 'finite numbers'), (('--harness', 'react', '--penalty', 'nope=1'), "unknown reward component 'nope'"),
+        (('--harness', 'react', '--penalty', 'calls=nan'), 'NAME=VALUE'), (('--harness', 'react', '--switch', 'std_norm=nan'), 'NAME=VALUE'), (('--harness', 'react', '--between', '1,0'), 'the smaller one'), (('--harness', 'react', '--seed', '-1'), "'--seed'"))],
     (('train', 'dpo'), "No such command 'dpo'"), (('export', '--to', 'X'), 'one of the two'), (('export', '--checkpoint', '/nowhere', '--to', 'X'), 'no checkpoint in /nowhere'),
     (('export', '--checkpoint', 'M', '--to', 'X', '--format', 'gguf'), "unknown format 'gguf'"), (('export', '--store', '/nowhere.db', '--to', 'X'), 'no store at /nowhere.db'),
     (('eval', '--tasks', 'nano', '--harness', 'react', '--store', 'X'), 'name a policy'), (('eval', '--tasks', 'nano', '--harness', 'react', '--store', 'X', '--checkpoint', '/nowhere'), 'no model in /nowhere'),
@@ -79,3 +83,19 @@ def test_bad_input_is_one_clear_line(capfd, tmp_path, policy, args, line):
 def test_help(capfd, args): assert main([*args, '--help']) == 0 and 'Usage: clawlab' in capfd.readouterr().out
 
 def test_words(): assert numbers(['a=1', 'b=on']) == dict(a=1., b=True) and interval('0,1') == (0., 1.) and interval('') is None and mix_of('react') == {'react': 1.}
+
+def test_options_that_were_refused_do_not_bind_the_run(capfd, tmp_path, policy):
+    model, store = policy; sft = ('train', 'sft', '--model', model, '--to', tmp_path/'s', '--store', store, '--steps', 1, '--heldout', 0)
+    for bad in (('--dtype', 'int8'), ('--min-score', 2)): refused(capfd, *sft, *bad)
+    run(capfd, *sft); assert run(capfd, *sft[:-3], 2, *sft[-2:], '--token-budget', 4096)[0]['steps'] == 2   # and memory is no setting of the result
+
+def test_two_folders_never_share_the_groups_of_a_store(tmp_path):
+    a, b = tmp_path/'a/rl', tmp_path/'b/rl'
+    assert name_of(a) == name_of(b) == 'rl' and name_of(a, 's.db') != name_of(b, 's.db')
+
+def test_half_a_character_is_exported(capfd, tmp_path):
+    from dataclasses import replace
+    from clawlab.records import Message, Rollout
+    from test_tree import call
+    c = replace(call(0, [1], [2]), messages=(Message('user', 'x'),), response=Message('assistant', 'half \ud83d'))
+    row = next(call_rows([Rollout('r', 't', 'h', calls=(c,))])); assert readable(row)['response'].encode('utf8') and json.loads(readable(row)['response'])['content'] == 'half \ud83d'

@@ -1,5 +1,5 @@
 "Data and trainer: what is kept, what is refused, what a step computes, and that a stopped run goes on as if nothing had happened."
-import asyncio, copy, hashlib, json
+import asyncio, copy, hashlib, json, threading
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -339,6 +339,50 @@ def test_a_failed_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(C.torch, 'save', lambda *a, **k: (_ for _ in ()).throw(OSError('disk full')))
     with pytest.raises(OSError): tr.save(tmp_path/'c', k=2)
     monkeypatch.undo(); assert tr.load(tmp_path/'c')['k'] == 1
+
+@pytest.mark.parametrize('error', [RuntimeError('PytorchStreamWriter failed writing file'), C.SafetensorError('No space left on device')])
+def test_a_full_disk_in_the_words_of_others_is_one_line(tmp_path, monkeypatch, error):
+    tr = Trainer(model_()); tr.save(tmp_path/'c', k=1)
+    monkeypatch.setattr(C, 'save_file', lambda *a, **k: (_ for _ in ()).throw(error))
+    with pytest.raises(C.ClawlabError, match='cannot write checkpoint c'): tr.save(tmp_path/'c', k=2)
+    monkeypatch.undo(); assert [p.name for p in tmp_path.iterdir()] == ['c'] and tr.load(tmp_path/'c')['k'] == 1
+
+@pytest.mark.parametrize('name', ['optimizer.pt', 'model.safetensors', 'state.json'])
+@pytest.mark.parametrize('share', [0, .5])
+def test_a_checkpoint_cut_in_half_is_one_line(tmp_path, name, share):
+    tr = Trainer(model_()); tr.save(tmp_path/'c'); f = tmp_path/'c'/name; raw = f.read_bytes(); f.write_bytes(raw[:int(len(raw)*share)])
+    with pytest.raises(DataError, match='checkpoint c is damaged'): tr.load(tmp_path/'c')
+    if name == 'model.safetensors':
+        with pytest.raises(DataError, match='is damaged'): C.export_checkpoint(tmp_path/'c', tmp_path/'out')
+
+def test_checkpoints_count_past_9999_and_know_their_own(tmp_path):
+    run = C.Run(tmp_path)
+    for n in ('step_10000', 'step_9999', 'step_9999.bak', 'step_x'): (tmp_path/n).mkdir(); (tmp_path/n/'state.json').write_text('{}')
+    assert [p.name for p in run.checkpoints()] == ['step_9999', 'step_10000']
+
+def test_one_run_at_a_time_in_a_folder(tmp_path):
+    with C.alone(tmp_path/'r'):
+        with pytest.raises(InputError, match='another run is at work'):
+            with C.alone(tmp_path/'r'): pass
+    with C.alone(tmp_path/'r'): pass
+
+@pytest.mark.parametrize('bad', [dict(lr=float('nan')), dict(lr=float('inf')), dict(kl=float('nan')), dict(temperature=float('inf')), dict(switches=dict(call_discount=float('nan'))), dict(seed=-1)])
+def test_numbers_that_are_none_are_refused_at_the_start(bad):
+    with pytest.raises(InputError, match='finite numbers|a seed is'): Trainer(model_(), **bad)
+
+async def test_whoever_interrupts_need_not_wait_for_the_last_step(monkeypatch):
+    from clawlab.learn.loops import apart
+    from clawlab.learn.train import Stopped
+    tr, begun, ended = Trainer(model_()), threading.Event(), []
+    trees = [build_tree(r.calls) for r in random_rollouts(model_(), 1)]
+    def forever():
+        try:
+            while True: tr.sft_step(trees); begun.set()
+        except Stopped: ended.append(tr.step)
+    task = asyncio.create_task(apart(tr, forever)); await asyncio.to_thread(begun.wait, 60); task.cancel()
+    with pytest.raises(asyncio.CancelledError): await task
+    while not ended: await asyncio.sleep(0)
+    assert ended[0] >= 1
 
 def test_log_is_append_only_and_mends_a_torn_line(tmp_path):
     log = Log(tmp_path/'log.jsonl'); assert log.write(dict(step=1, x=1)) and log.write(dict(step=2)) and not log.write(dict(step=1, x=5))

@@ -1,7 +1,9 @@
 """learn.tree: named faults, the filters, and a random-workload simulator of its invariants."""
+from dataclasses import replace
 import numpy as np, pytest
 from hypothesis import given, settings, strategies as st
 from clawlab.records import Call, DataError, InputError, Message, ToolCall
+from clawlab.learn.objectives import loss_coef
 from clawlab.learn.tree import Tree, build_tree, concat
 
 def call(i, prompt, out, parent=None, role='main', lp=None, v=0, **kw):
@@ -217,7 +219,27 @@ def test_incremental_equals_whole_and_order_does_not_matter(calls, rnd, cap):
     for k in ('ids_T', 'train_T', 'call_T', 'owner_T', 'segment_C', 'kept_C'): assert np.array_equal(getattr(t, k), getattr(whole, k))
     rnd.shuffle(other); shuffled = build_tree(other, max_leaves=cap); check(shuffled)
     by = lambda t: {c.call_id: (f, r) for c, f, r in zip(t.calls, t.fate_C, t.reason_C)}
+    coef = lambda t: (lambda b: {tuple(t.path_ids(p).tolist()): x for p, x in enumerate(loss_coef(b.train_T, b.owner_T, b.rollout_T, b.group_T, b.weight_T, normalizer='sequence'))})(concat([t]))
+    assert coef(shuffled) == coef(whole) and np.array_equal(shuffled.ids_T, whole.ids_T)   # siblings stand in the order of time, so owners do not depend on arrival
     assert by(shuffled) == by(whole) and shuffled.stats['trained'] == whole.stats['trained'] and shuffled.discarded == whole.discarded
+
+@pytest.mark.parametrize('parents', [(0,), (1, 0), (2, 0, 1), ('9',)])
+def test_lineage_never_runs_in_a_circle(parents):
+    "a parent is an earlier call of the rollout: one that is later, the call itself or of nobody is none"
+    calls, hist = [], [1]
+    for i, p in enumerate(parents): calls.append(call(i, hist, [5 + i], p)); hist = hist + [5 + i]
+    t = build_tree(calls); assert t.above(0) == -1 and all(t.above(i) < i for i in range(len(t)))
+    assert t.stats['main_lineage_leaves'] >= 1 and t.stats['trained'] == len(t)
+    if len(t) > 1: assert build_tree(calls, max_leaves=0).discarded
+
+def test_siblings_of_equal_seq_do_not_depend_on_arrival():
+    calls = [call(0, [1, 2], [3]), call(0, [1, 2], [4]), call(0, [1, 2, 4], [5])]; calls = [replace(c, call_id=f'x{i}', parent_id='x1' if i == 2 else None) for i, c in enumerate(calls)]
+    a, b = build_tree(calls), build_tree(calls[::-1])
+    assert np.array_equal(a.ids_T, b.ids_T) and a.owner_T.tolist() == b.owner_T.tolist() and a.segment_C.tolist() == b.segment_C[::-1].tolist()
+
+def test_media_outside_the_prompt_are_refused():
+    for span in ((0, 9, 'a'), (-1, 1, 'a'), (2, 1, 'a')):
+        with pytest.raises(DataError, match='media at'): build_tree([call(0, [1, 2], [3], media=(span,))])
 
 def test_long_rollout_is_quick():
     "400 turns, 60 thousand tokens: linear enough to be derived in well under a second's work"

@@ -4,18 +4,21 @@
 
 # %% ../../nbs/35b_learn.checkpoints.ipynb #cff38441
 from __future__ import annotations
-import json, math, os, shutil
+import fcntl, json, math, os, re, shutil
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Mapping
+from pickle import UnpicklingError
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from ..records import DataError, InputError
+from ..records import ClawlabError, DataError, InputError
 from .weights import merged
 
 # %% auto #0
-__all__ = ['PARTS', 'once', 'write_checkpoint', 'copy_assets', 'Checkpoint', 'read_checkpoint', 'fill', 'export_checkpoint',
-           'Log', 'Run']
+__all__ = ['PARTS', 'once', 'write_checkpoint', 'copy_assets', 'Checkpoint', 'read_checkpoint', 'check_model', 'fill',
+           'export_checkpoint', 'Log', 'step_of', 'alone', 'Run']
 
 # %% ../../nbs/35b_learn.checkpoints.ipynb #62779743
 PARTS = ('reference', 'critic', 'lora')  # weights beside the model's; `NAME.safetensors`
@@ -33,9 +36,17 @@ def write_checkpoint(path: str | Path, model, state: dict, # JSON
                      *, assets: str | Path | None = None,  # folder of tokenizer files
                      like: Path | None = None              # a checkpoint with the same reference: one copy on disk
                     ):
-    "Write a checkpoint folder, atomically."
+    "Write a checkpoint folder, atomically; what could not be written whole leaves nothing behind."
     path = Path(path); tmp = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
     shutil.rmtree(tmp, ignore_errors=True); tmp.mkdir(parents=True)
+    try: _write(tmp, model, state, optim, parts, assets, like)
+    except (SafetensorError, RuntimeError) as e: raise ClawlabError(f'cannot write checkpoint {path.name}: {str(e).splitlines()[0]}') from None   # a full disk, in their words
+    else:
+        if path.exists(): shutil.rmtree(path)
+        tmp.rename(path)
+    finally: shutil.rmtree(tmp, ignore_errors=True)
+
+def _write(tmp, model, state, optim, parts, assets, like):
     if assets: copy_assets(assets, tmp)
     if hasattr(model, 'config'): model.config.architectures = [type(model).__name__]; model.config.save_pretrained(tmp)
     plain = merged(model)
@@ -47,8 +58,6 @@ def write_checkpoint(path: str | Path, model, state: dict, # JSON
     (tmp/'state.json').write_text(json.dumps(state))
     for f in tmp.iterdir():
         with open(f, 'rb') as h: os.fsync(h.fileno())
-    if path.exists(): shutil.rmtree(path)
-    tmp.rename(path)
 
 def copy_assets(src: str | Path, to: Path):
     "Tokenizer, template and such: every small file of a model folder that is neither weights nor ours."
@@ -76,11 +85,30 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     if not (path/'state.json').is_file(): raise InputError(f'no checkpoint in {path.name}: state.json is missing')
     if not (path/'optimizer.pt').is_file(): raise InputError(f'checkpoint {path.name} has weights only: its optimizer was pruned, it cannot be resumed')
-    optim = torch.load(path/'optimizer.pt', weights_only=True); rng = optim.pop('rng')
+    with _whole(f'checkpoint {path.name}', 'remove it to go on from the one before'):
+        optim = torch.load(path/'optimizer.pt', weights_only=True); rng = optim.pop('rng')
+        weights = {k: v for f in sorted(path.glob('*.safetensors')) if f.stem not in PARTS for k, v in load_file(f).items()}
+        c = Checkpoint(path, json.loads((path/'state.json').read_text()), weights, {n: load_file(f) for n in PARTS if (f := path/f'{n}.safetensors').is_file()}, optim)
     torch.set_rng_state(rng['cpu'])
     if rng['cuda'] and torch.cuda.is_available(): torch.cuda.set_rng_state_all(rng['cuda'])
-    weights = {k: v for f in sorted(path.glob('*.safetensors')) if f.stem not in PARTS for k, v in load_file(f).items()}
-    return Checkpoint(path, json.loads((path/'state.json').read_text()), weights, {n: load_file(f) for n in PARTS if (f := path/f'{n}.safetensors').is_file()}, optim)
+    return c
+
+@contextmanager
+def _whole(what, then):
+    "Files that were cut or overwritten become one line."
+    try: yield
+    except (SafetensorError, RuntimeError, ValueError, EOFError, KeyError, UnpicklingError) as e: raise DataError(f'{what} is damaged ({type(e).__name__}): {then}') from None
+
+def check_model(path: str | Path) -> Path:
+    "The folder, if configuration and weights of a model can be read from it; else `InputError`. Reads headers only."
+    path = Path(path)
+    files = [f for f in sorted(path.glob('*.safetensors')) if f.stem not in PARTS] if path.is_dir() else []
+    if not (path/'config.json').is_file(): raise InputError(f'no model in {path}: config.json is missing')
+    with _whole(f'the model in {path}', 'take another one'):
+        json.loads((path/'config.json').read_text())
+        for f in files:
+            with safe_open(f, 'pt'): pass
+    return path
 
 def fill(module, tensors: Mapping[str, torch.Tensor], what: str):
     "Load `tensors` into the module; `DataError` unless they are all that it holds."
@@ -95,6 +123,7 @@ def export_checkpoint(path: str | Path, to: str | Path) -> Path:
     path, to = Path(path), Path(to)
     files = [f for f in sorted(path.glob('*.safetensors')) if f.stem not in PARTS] if path.is_dir() else []
     if not (path/'config.json').is_file() or not files: raise InputError(f'no checkpoint in {path}: config.json or the weights are missing')
+    check_model(path)
     if to.exists() and (not to.is_dir() or any(to.iterdir())): raise InputError(f'{to} is there already and not empty')
     to.parent.mkdir(parents=True, exist_ok=True)
     tmp = to.with_name(f'.{to.name}.{os.getpid()}.tmp'); shutil.rmtree(tmp, ignore_errors=True); tmp.mkdir()
@@ -113,7 +142,8 @@ class Log:
         if raw and not raw.endswith(b'\n'): os.truncate(self.path, raw.rfind(b'\n') + 1)
         self.steps = {r['step'] for r in self.rows()}
 
-    def rows(self) -> list[dict]: return [json.loads(l) for l in self.path.read_text().splitlines()] if self.path.exists() else []
+    def rows(self) -> list[dict]:
+        with _whole(f'the log {self.path}', 'mend or remove the line'): return [json.loads(l) for l in self.path.read_text().splitlines()] if self.path.exists() else []
 
     def write(self, row: dict) -> bool:
         "Append `row` unless its step is there already; on disk when it returns."
@@ -122,19 +152,34 @@ class Log:
         self.steps.add(row['step']); return True
 
 # %% ../../nbs/35b_learn.checkpoints.ipynb #6fd71729
+def step_of(path: Path) -> int:
+    "Of a checkpoint's folder."
+    return int(path.name[5:])
+
+@contextmanager
+def alone(folder: str | Path):
+    "Nobody else trains in the folder meanwhile; `InputError` where somebody does."
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with open(Path(folder)/'.lock', 'w') as f:
+        try: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError: raise InputError(f'another run is at work in {folder}') from None
+        yield
+
 class Run:
     "A folder with `log.jsonl` and checkpoints `step_0001`, ...; the newest two and the best can be resumed, others keep their weights."
     def __init__(self, folder: str | Path):
         self.folder = Path(folder); self.log = Log(self.folder/'log.jsonl')
 
     def path(self, step: int) -> Path: return self.folder/f'step_{step:04d}'
-    def checkpoints(self) -> list[Path]: return sorted(p for p in self.folder.glob('step_*') if (p/'state.json').is_file())
+    def checkpoints(self) -> list[Path]: return sorted((p for p in self.folder.glob('step_*') if re.fullmatch(r'step_\d+', p.name) and (p/'state.json').is_file()), key=step_of)
 
-    def configure(self, config: dict):
-        "Keep what the run was started with; `InputError` where it goes on with something else."
-        f = self.folder/'config.json'
-        old, new = json.loads(f.read_text()) if f.is_file() else None, json.loads(json.dumps(config))
-        if old is None: f.write_text(json.dumps(config, indent=1)); return
+    def configure(self, config: dict, keep: bool = True):
+        "Keep what the run was started with, once all of it is known to be good; `InputError` where it goes on with something else."
+        f, new = self.folder/'config.json', json.loads(json.dumps(config))
+        with _whole(f'{f}', 'take another folder'): old = json.loads(f.read_text()) if f.is_file() else None
+        if old is None:
+            if keep: (tmp := f.with_suffix('.tmp')).write_text(json.dumps(config, indent=1)); tmp.rename(f)
+            return
         if bad := sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k)):
             raise InputError(f'the run in {self.folder} was started with {bad[0]}={old.get(bad[0])!r}, not {new.get(bad[0])!r}: take another folder')
 

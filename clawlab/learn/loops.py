@@ -21,7 +21,7 @@ from .train import Trainer
 
 # %% auto #0
 __all__ = ['GAPS', 'add_rewards', 'penalties', 'shuffle_rewards', 'expect_signal', 'OutOfSync', 'sync_test', 'scalars', 'Wandb',
-           'sft', 'gather', 'rl']
+           'apart', 'sft', 'gather', 'rl']
 
 # %% ../../nbs/37_learn.loops.ipynb #225d3ce0
 def add_rewards(rollouts: Iterable[Rollout], reward_fn: Callable[[Rollout], Mapping[str, float]], weights: Mapping[str, float] | None = None) -> tuple[list[Rollout], dict]:
@@ -103,6 +103,11 @@ def _phase(seconds: dict, name):
     try: yield
     finally: seconds[name] = seconds.get(name, 0.) + time.perf_counter() - t
 
+async def apart(trainer: Trainer, f: Callable, *args, **kw):
+    "`f` in a thread of its own; whoever cancels it need not wait for more than a forest."
+    try: return await asyncio.to_thread(f, *args, **kw)
+    except asyncio.CancelledError: trainer.stopped = True; raise
+
 def sft(trainer: Trainer, examples: list[Example], steps: int, folder=None, *, batch: int = 16,
         curriculum: tuple[int, int] = (0, 0), # steps without the shared prefix, then steps with a random part of it; then whole prompts
         rename: Renamer | None = None,        # new words in every demonstration, drawn by the step
@@ -163,7 +168,7 @@ async def rl(trainer: Trainer, engine, sampler: TaskSampler, collect: Callable[[
         seconds, step = {}, trainer.step
         with _phase(seconds, 'collect'): rollouts, extra = await gather(step, sampler, collect, resample=resample, reward=reward)
         if reward_shuffle: rollouts = shuffle_rewards(rollouts, trainer.seed, step)
-        row = await asyncio.to_thread(trainer.rl_step, rollouts, version)
+        row = await apart(trainer, trainer.rl_step, rollouts, version)
         with _phase(seconds, 'sync'):
             version = await engine.update(trainer.weights())
             if trainer.step % check_every == 0: extra['sync_test'] = await sync_test(trainer, engine, max_gap=max_gap)

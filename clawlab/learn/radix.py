@@ -5,6 +5,7 @@
 # %% ../../nbs/30_learn.radix.ipynb #3e6fc1e1
 from __future__ import annotations
 from functools import cached_property
+from operator import le
 import numpy as np
 from ..capture.codec import shared_prefix
 
@@ -76,11 +77,11 @@ class Trie:
 
 # %% ../../nbs/30_learn.radix.ipynb #7653ecb8
 class Flat:
-    """A trie in depth-first order, siblings in the order of their arrival; `_T` tokens, `_N` nodes, `_S` stretches. `parent_T` is the
+    """A trie in depth-first order, siblings in the order of their arrival, or of `when` (a time for each row); `_T` tokens, `_N` nodes, `_S` stretches. `parent_T` is the
     previous token on the path, -1 at a root; `last_T` one past the last token of the subtree below a token."""
-    def __init__(self, trie: Trie):
-        self.order, stack = [], list(reversed(trie.kids[0].values()))
-        while stack: self.order.append(s := stack.pop()); stack.extend(reversed(trie.kids[s].values()))
+    def __init__(self, trie: Trie, when: list | None = None):
+        kids = [list(k.values()) for k in trie.kids] if when is None or all(map(le, when, when[1:])) else self._dated(trie, when)
+        self.order = self._walk(kids)
         self.trie, n, I = trie, len(self.order), lambda xs: np.fromiter(xs, np.int64, len(self.order))
         self.rank = np.full(len(trie.up), -1, np.int64); self.rank[self.order] = np.arange(n)   # stretch of the trie -> its place
         self.top_S, self.size_S, self.up_S = I(trie.top[s] for s in self.order), I(trie.end[s] - trie.top[s] for s in self.order), self.rank[I(trie.up[s] for s in self.order)]
@@ -91,6 +92,20 @@ class Flat:
         self.end_N = np.append(self.start_N[1:], self.size_S.sum())[:len(head)]; self.size_N = self.end_N - self.start_N
         self.parent_N = np.where(self.up_S[head] >= 0, self.node_S[self.up_S[head]], -1) if n else head
         self.exit_N = self._exits(self.parent_N)
+
+    @staticmethod
+    def _walk(kids):
+        order, stack = [], kids[0][::-1]
+        while stack: order.append(s := stack.pop()); stack.extend(reversed(kids[s]))
+        return order
+
+    @classmethod
+    def _dated(cls, trie, when):
+        "The children of every stretch, in the order of the earliest row through each."
+        kids, first = [list(k.values()) for k in trie.kids], [float('inf')]*len(trie.up)
+        for ends, t in zip(trie.ends, when): first[ends[-1]] = min(first[ends[-1]], t)
+        for s in reversed(cls._walk(kids)): first[trie.up[s]] = min(first[trie.up[s]], first[s])
+        return [sorted(k, key=first.__getitem__) for k in kids]
 
     @staticmethod
     def _exits(up):
@@ -127,6 +142,6 @@ class Flat:
             out.append(np.arange(a := max(lo, top), hi) + (self.start_N[n] - top)); hi = a
         return np.concatenate(out[::-1])
 
-def flatten(trie: Trie) -> Flat:
-    "Depth-first arrays of a trie."
-    return Flat(trie)
+def flatten(trie: Trie, when: list | None = None) -> Flat:
+    "Depth-first arrays of a trie; the same ones for the same rows and times, whatever the order in which they were inserted."
+    return Flat(trie, when)

@@ -20,9 +20,10 @@ from .weights import DTYPES, Adam, critic_of, digest, lora_layers, merged
 from .checkpoints import fill, read_checkpoint, write_checkpoint
 
 # %% auto #0
-__all__ = ['NotFinite', 'Trainer', 'patch_trainer']
+__all__ = ['Stopped', 'NotFinite', 'Trainer', 'patch_trainer']
 
 # %% ../../nbs/36_learn.train.ipynb #92c510bb
+class Stopped(ClawlabError): "Somebody interrupted; nothing of the step was kept."
 class NotFinite(ClawlabError): "A loss or gradient is not finite. The batch was saved, the weights are as they were."
 
 class Trainer:
@@ -48,6 +49,8 @@ class Trainer:
                 ):
         for what, x, known in (('kind', kind, ESTIMATORS), ('layout', layout, LAYOUTS), ('number format', dtype, DTYPES)):
             if x not in known: raise InputError(f'unknown {what} {x!r}; there are {", ".join(known)}')
+        if not all(np.isfinite(x) for x in (temperature, kl, entropy, *(x for x in (lr, critic_lr) if isinstance(x, (int, float))), *[x for x in (switches or {}).values() if isinstance(x, (int, float))])): raise InputError('learning rates, temperature, coefficients and switches are finite numbers')
+        if seed < 0: raise InputError(f'a seed is 0 or more, not {seed}')
         if not temperature > 0: raise InputError(f'temperature {temperature}: a greedy policy has no log-probs to train on')
         self.device, self.dtype = device or ('cuda' if torch.cuda.is_available() else 'cpu'), dtype
         if self.device == 'cpu': hold_memory()
@@ -68,6 +71,7 @@ class Trainer:
             self.critic_opt = Adam([p for p in self.critic.parameters() if p.requires_grad], self._lr(self.critic_lr), weight_decay)
         self.base = digest(p for p in model.parameters() if not p.requires_grad) if lora_layers(model) else None
         self.ready = kind not in NEEDS_VALUES or not pretrain              # whether the policy is trained
+        self.stopped = False                                    # set from outside: the next forest ends the step with `Stopped`
         self.reference = self.dump = self._linked = None        # `_linked`: a checkpoint that already has the reference
 
     def _lr(self, lr=None):
@@ -90,12 +94,19 @@ def _phase(seconds: dict, name, threads: int | None = None):
 
 # %% ../../nbs/36_learn.train.ipynb #61f3be83
 @patch_trainer
+def _parts(self, mini: Mini):
+    "Forests and the numbers of their entries, until somebody interrupts."
+    for f, e in zip(mini.forests, mini.entry_F):
+        if self.stopped: raise Stopped('interrupted')
+        yield f, e
+
+@patch_trainer
 @torch.no_grad()
 def score(self, mini: Mini, *, reference: bool = False, entropy: bool = False):
     "float32[E] log-probs at the trainer's temperature (and entropies) under the policy, or under the reference."
     out = np.full((2, len(mini.coef_E)), np.nan, np.float32)
     with self._as_reference(reference):
-        for f, e in zip(mini.forests, mini.entry_F):
+        for f, e in self._parts(mini):
             got = logprobs(self.model, f, temperature=self.temperature, entropy=entropy)
             for o, x in zip(out, got if entropy else (got,)): o[e] = x.float().cpu().numpy()
     return tuple(out) if entropy else out[0]
@@ -120,7 +131,7 @@ def _as_reference(self, on: bool = True):
 def value(self, mini: Mini) -> np.ndarray:
     "float32[E]: the critic's value before each entry."
     out = np.full(len(mini.coef_E), np.nan, np.float32)
-    for f, e in zip(mini.forests, mini.entry_F): out[e] = values(self.critic, f).float().cpu().numpy()
+    for f, e in self._parts(mini): out[e] = values(self.critic, f).float().cpu().numpy()
     return out
 
 # %% ../../nbs/36_learn.train.ipynb #c38c2ad7
@@ -142,7 +153,7 @@ def _differ(a, b):
 def _update(self, opt: Adam, forward: Callable, mini: Mini, loss_of: Callable, lr) -> dict:
     "One AdamW update from `loss_of(forward(forest), entries)`, the loss of a part of the entries; raises `NotFinite` instead of making a bad one."
     opt.zero(); total = 0.
-    for f, e in zip(mini.forests, mini.entry_F):
+    for f, e in self._parts(mini):
         try: loss = loss_of(forward(f), e)
         except DataError as err: self._stop(mini, str(err))
         if not torch.isfinite(loss): self._stop(mini, 'the loss is not finite')

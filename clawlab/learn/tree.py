@@ -79,6 +79,14 @@ class Tree:
 
     def __len__(self): return len(self.calls)
 
+    @property
+    def order(self) -> list[int]: return sorted(range(len(self.calls)), key=lambda i: (self.calls[i].seq, self.calls[i].call_id))   # in time
+
+    def above(self, i: int) -> int:
+        "Index of the parent of a call; -1 for none that is here and earlier: lineage never runs in a circle."
+        c, p = self.calls[i], self.index.get(self.calls[i].parent_id, -1)
+        return p if p >= 0 and (self.calls[p].seq, self.calls[p].call_id) < (c.seq, c.call_id) else -1
+
 # %% ../../nbs/30_learn.tree.ipynb #90808a10
 def patch_to(cls):
     "Makes the function below a method of `cls`: a class is grown beside its explanation."
@@ -101,6 +109,7 @@ def _keys(self, call):
     "int64 prompt and reply of a call with media."
     ids = np.concatenate([call.prompt_ids, call.output_ids]); keys = ids.astype(np.int64)
     for o, n, sha in call.media:
+        if n and not 0 <= o <= o + n <= len(call.prompt_ids): raise DataError(f'call {call.call_id}: media at {o}:{o + n} of a prompt of {len(call.prompt_ids)} tokens')
         for i in range(o, o + n):
             keys[i] = -1 - int.from_bytes(hashlib.blake2b(f'{sha}:{ids[i]}'.encode(), digest_size=7).digest(), 'big')  # negative, so never an id
             self.media[int(keys[i])] = ids[i]
@@ -158,8 +167,7 @@ def _cut(self, tok_C, kids):
 def _claim(self, f, w, trained):
     "Sets `call_S, train_S`; returns (token counts sampled and shared by the trained calls, the stretches at which their accepted tokens end)."
     call, train, sampled, ends = [-1]*len(w.up_S), [False]*len(w.up_S), 0, []
-    order = sorted(range(len(self.calls)), key=lambda i: self.calls[i].seq)
-    for does, i in [(True, i) for i in order if i in trained] + [(False, i) for i in order]:
+    for does, i in [(True, i) for i in self.order if i in trained] + [(False, i) for i in self.order]:
         s = w.end_C[i]
         if does:
             hi = len(self.calls[i].prompt_ids) + int(self.kept_C[i]); sampled += int(self.kept_C[i])
@@ -203,9 +211,9 @@ def _paths(self, f, ends):
 def _segments(self, w):
     "A segment is a stretch of the rollout in which the context only grew: a call that extends its parent's tokens stays in its segment."
     seg, k = np.full(len(self.calls), -1, np.int32), 0
-    for i in sorted(range(len(self.calls)), key=lambda i: self.calls[i].seq):
-        c, p = self.calls[i], self.index.get(self.calls[i].parent_id, -1)
-        grew = p >= 0 and seg[p] >= 0 and not c.quarantine and self.calls[p].seq < c.seq and len(self.calls[p].output_ids) and w.below(w.prompt_C[i], w.end_C[p])
+    for i in self.order:
+        c, p = self.calls[i], self.above(i)
+        grew = p >= 0 and not c.quarantine and len(self.calls[p].output_ids) and w.below(w.prompt_C[i], w.end_C[p])
         if grew: seg[i] = seg[p]
         else: seg[i], k = k, k + 1
     return seg
@@ -213,12 +221,13 @@ def _segments(self, w):
 # %% ../../nbs/30_learn.tree.ipynb #0dfa9763
 @patch_to(Tree)
 def _derive(self):
-    f = self.flat = flatten(self.trie); w = self._places(f)
+    f = self.flat = flatten(self.trie, np.argsort(self.order).tolist()); w = self._places(f)
     for k in ('parent_N', 'start_N', 'end_N', 'enter_N', 'exit_N'): setattr(self, k, getattr(f, k))
     kids = {}
-    for c in self.calls: kids.setdefault(c.parent_id, []).append(c)
+    for i, c in enumerate(self.calls):
+        if self.above(i) >= 0: kids.setdefault(c.parent_id, []).append(c)
     tok, kept = self._extended(w), self._kept(w)
-    ext = [x or any(d.seq > c.seq and not d.quarantine for d in kids.get(c.call_id, ())) for c, x in zip(self.calls, tok)]
+    ext = [x or any(not d.quarantine for d in kids.get(c.call_id, ())) for c, x in zip(self.calls, tok)]
     self.role_C = [c.role for c in self.calls]
     self.fate_C, why = call_fates(self.calls, ext, w.prompt_C, kept, self._cut(tok, kids))
     full = np.array([len(c.output_ids) for c in self.calls], np.int64)
@@ -226,8 +235,8 @@ def _derive(self):
     used = lambda i: self.role_C[i] in self.train_roles
     self.reason_C = [r or ('' if used(i) else c.role_reason or f'role {c.role}') for i, (c, r) in enumerate(zip(self.calls, why))]
     ok = [i for i, x in enumerate(self.fate_C) if x == 'accepted']
-    parents = {self.calls[i].parent_id for i in ok}
-    self.lineage_leaves = [i for i in ok if self.calls[i].call_id not in parents]
+    parents = {self.above(i) for i in ok}
+    self.lineage_leaves = [i for i in ok if i not in parents]
     main = sum(self.role_C[i] == 'main' for i in self.lineage_leaves)
     self.discarded = f'over-branching: {main} main lineage leaves, at most {self.max_leaves}' if main > self.max_leaves else None
     trained = set() if self.discarded else {i for i in range(len(self.calls)) if used(i) and self.kept_C[i]}

@@ -4,7 +4,7 @@
 
 # %% ../../nbs/48_study.commands.ipynb #d3840300
 from __future__ import annotations
-import asyncio, json, sys
+import asyncio, json, math, sys
 from pathlib import Path
 from typing import Annotated, Any, Optional
 import typer
@@ -12,8 +12,8 @@ from ..records import InputError, setting
 
 # %% auto #0
 __all__ = ['train_app', 'Model', 'To', 'Suite', 'Harness', 'Steps', 'Rank', 'Lr', 'Dtype', 'Budget', 'Track', 'Sandbox', 'Many',
-           'Heat', 'Most', 'Seconds', 'Seed', 'say', 'emit', 'make_engine', 'train_sft', 'numbers', 'eval_', 'try_',
-           'export']
+           'Heat', 'Most', 'Seconds', 'Seed', 'PENALTIES', 'say', 'emit', 'make_engine', 'train_sft', 'numbers',
+           'eval_', 'try_', 'export']
 
 # %% ../../nbs/48_study.commands.ipynb #226de351
 def say(*parts):
@@ -64,7 +64,7 @@ Lr, Dtype = Annotated[float, typer.Option('--lr', min=0)], Annotated[str, typer.
 Budget, Track = Annotated[int, typer.Option('--token-budget', min=1, help='Tokens computed at once: bounds memory, not the result')], Annotated[bool, typer.Option('--wandb', help='Repeat the log in Weights & Biases, offline unless WANDB_MODE says otherwise')]
 Sandbox, Many = Annotated[str, typer.Option('--sandbox', help='bwrap | process (no isolation)')], Annotated[int, typer.Option('--concurrency', min=0, help="Sandboxes at a time; 0: the laboratory's setting")]
 Heat, Most = Annotated[float, typer.Option('--temperature', min=0)], Annotated[int, typer.Option('--max-tokens', min=1, help='Of one model reply')]
-Seconds, Seed = Annotated[float, typer.Option('--seconds', min=0, help="Deadline of one harness run; 0: the laboratory's setting")], Annotated[int, typer.Option('--seed')]
+Seconds, Seed = Annotated[float, typer.Option('--seconds', min=0, help="Deadline of one harness run; 0: the laboratory's setting")], Annotated[int, typer.Option('--seed', min=0)]
 
 def _yard(sandbox, concurrency, seconds, temperature=1., max_tokens=256):
     from clawlab.capture.engines.base import Sampling
@@ -82,6 +82,8 @@ def train_sft(model: Model, to: To, store: Annotated[str, typer.Option(help='Sto
                         seed=seed, wandb=wandb, say=say, token_budget=token_budget)))
 
 # %% ../../nbs/48_study.commands.ipynb #2bca711f
+PENALTIES = ('segments', 'kilotokens', 'malformed', 'calls')   # what `penalties` counts
+
 def _rl_command(kind: str, text: str):
     def run(model: Model, to: To, tasks: Suite, harness: Harness, steps: Steps = 20, groups: Annotated[int, typer.Option(min=1, help='(task, harness) pairs a step')] = 4,
             samples: Annotated[int, typer.Option(min=1, help='Rollouts of each pair')] = 8, lr: Lr = 1e-5, critic_lr: Annotated[float, typer.Option(min=0, help='0: as --lr')] = 0, layout: Annotated[str, typer.Option(help='tree | per_call | longest_path')] = 'tree',
@@ -92,9 +94,10 @@ def _rl_command(kind: str, text: str):
             temperature: Heat = 1., max_tokens: Most = 256, seconds: Seconds = 0, store: Annotated[str, typer.Option(help='Default: calls.db in the folder')] = '', sandbox: Sandbox = '', concurrency: Many = 0, seed: Seed = 0, wandb: Track = False):
         from clawlab.learn.loops import penalties
         from clawlab.study.drive import interval, train_rl as go
-        weights = numbers(penalty); extra = dict(critic_lr=critic_lr or None) if kind == 'ppo' else {}
+        if bad := sorted(set(weights := numbers(penalty)) - {'score', *PENALTIES}): raise InputError(f'unknown reward component {bad[0]!r}; there are score, {", ".join(PENALTIES)}')
+        extra = dict(critic_lr=critic_lr or None) if kind == 'ppo' else {}
         emit(asyncio.run(go(kind, model=model, to=to, suite=tasks, harness=harness, yard=_yard(sandbox, concurrency, seconds, temperature, max_tokens), store=store, steps=steps, groups=groups, samples=samples, lr=lr, rank=lora, between=interval(between),
-            resample=resample, validate_every=validate_every, validation=validation, reward=penalties if weights else None, weights={**dict.fromkeys(('segments', 'kilotokens', 'malformed', 'calls'), 0.), **weights} if weights else None, seed=seed, wandb=wandb, say=say,
+            resample=resample, validate_every=validate_every, validation=validation, reward=penalties if weights else None, weights={**dict.fromkeys(PENALTIES, 0.), **weights} if weights else None, seed=seed, wandb=wandb, say=say,
             layout=layout, kl=kl, entropy=entropy, switches=numbers(switch), dtype=dtype, token_budget=token_budget, **extra)))
     run.__doc__ = text; train_app.command(kind)(run)
 
@@ -104,7 +107,8 @@ def numbers(parts: list[str] | None) -> dict[str, float | bool]:
     for p in parts or ():
         k, eq, v = p.partition('=')
         try: out[k] = {'on': True, 'off': False}[v] if v in ('on', 'off') else float(v)
-        except ValueError: raise InputError(f'{p!r}: NAME=VALUE with a number, on or off') from None
+        except ValueError: out[k] = math.nan
+        if not math.isfinite(out[k]): raise InputError(f'{p!r}: NAME=VALUE with a number, on or off')
     return out
 
 for _kind, _text in dict(grpo='Group-relative advantages.', ppo='Advantages from a critic, by GAE over the tree.', rloo='Leave-one-out baseline.', gigpo='Groups of equal steps beside groups of rollouts.', **{'reinforce++': 'Group baseline, one scale per harness.'}).items(): _rl_command(_kind, _text)
@@ -132,6 +136,7 @@ def try_(checkpoint: Annotated[str, typer.Option(help='A checkpoint, or any mode
     import tempfile
     from clawlab.study.drive import try_policy
     if bad := [f for f in file or () if not f.is_file()]: raise InputError(f'no file {bad[0]}')
+    if len({f.name for f in file or ()}) < len(file or ()): raise InputError('two files of one name')
     files = {f.name: f.read_text(errors='replace') for f in file or ()}; text = sys.stdin.read() if instruction == '-' else instruction
     with tempfile.TemporaryDirectory() as tmp:
         eng, _ = _policy(checkpoint, None)

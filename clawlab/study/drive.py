@@ -4,7 +4,7 @@
 
 # %% ../../nbs/47_study.drive.ipynb #6468f2cc
 from __future__ import annotations
-import asyncio, contextlib, dataclasses, hashlib, json, os, sys, time
+import contextlib, dataclasses, functools, hashlib, json, math, os, sys, time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +25,8 @@ from .metrics import cell, task_scores
 from . import stages
 
 # %% auto #0
-__all__ = ['FORMATS', 'policy_dir', 'mix_of', 'interval', 'weights_digest', 'Yard', 'demonstrations', 'train_sft', 'train_rl',
-           'evaluate_policy', 'try_policy', 'call_rows', 'export_store']
+__all__ = ['FORMATS', 'policy_dir', 'mix_of', 'interval', 'weights_digest', 'Yard', 'demonstrations', 'name_of', 'by_itself',
+           'train_sft', 'train_rl', 'evaluate_policy', 'try_policy', 'call_rows', 'readable', 'export_store']
 
 # %% ../../nbs/47_study.drive.ipynb #090bbc30
 def policy_dir(spec: str) -> Path:
@@ -35,9 +35,8 @@ def policy_dir(spec: str) -> Path:
     if name == 'smollm2' and not Path(name).exists():
         from clawlab.learn.smol import smollm2
         return smollm2(lambda text: print(f'clawlab: {text}', file=sys.stderr))
-    p = Path(name)
-    if not (p/'config.json').is_file(): raise InputError(f'no model in {p}: config.json is missing')
-    return p
+    from clawlab.learn.checkpoints import check_model
+    return check_model(name)
 
 def _load(folder: Path):
     from transformers.utils.logging import disable_progress_bar
@@ -48,8 +47,10 @@ def mix_of(text: str) -> dict[str, float]:
     mix = {}
     for part in text.split(','):
         name, _, w = part.strip().partition('=')
-        try: mix[name] = float(w or 1)
+        try: ratio = float(w or 1)
         except ValueError: raise InputError(f'{part!r}: a ratio is a number, as in react=2') from None
+        if name in mix or not 0 < ratio < math.inf: raise InputError(f'{part!r}: each harness once, with a ratio above 0')
+        mix[name] = ratio
         if not (h := load(name)).installed: raise InputError(f'harness {name} is not installed: clawlab harness install {name}')
     return mix
 
@@ -58,6 +59,7 @@ def interval(text: str) -> tuple[float, float] | None:
     if not text: return None
     try: lo, hi = map(float, text.split(','))
     except ValueError: raise InputError(f'{text!r}: two numbers with a comma, as in 0,1') from None
+    if not lo < hi: raise InputError(f'{text!r}: the first number is the smaller one')
     return lo, hi
 
 def weights_digest(folder: Path) -> str:
@@ -106,36 +108,53 @@ async def demonstrations(template: Template, store: str, *, yard: Yard, suite: s
     unsampled = lambda r: r.calls and all(np.isnan(c.logprobs).all() for c in r.calls)
     return [retokenise(r, template) if unsampled(r) else r for r in rs]
 
+def name_of(folder: Path, store: str = '') -> str:
+    "Of a run, in the names of its groups: in a store that others may use, no two folders share one."
+    return folder.resolve().name + (f'-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}' if store else '')
+
+def _binding(options): return {k: v for k, v in options.items() if k != 'token_budget'}   # a run that ran out of memory may go on with less
+
+def by_itself(f):
+    "One at a time in the folder `to`."
+    @functools.wraps(f)
+    async def g(*args, to, **kw):
+        from clawlab.learn.checkpoints import alone
+        with alone(to): return await f(*args, to=to, **kw)
+    return g
+
+@by_itself
 async def train_sft(*, model: str, to: str, yard: Yard, store: str = '', suite: str = '', harness: str = '', n: int = 32, steps: int = 100, batch: int = 16, lr: float = 1e-4, rank: int = 0,
                     dtype: str = 'float32', min_score: float = .75, heldout: float = .1, seed: int = 0, wandb: bool = False, say: Callable = print, **options) -> dict:
     "Cold start: supervised training on rollouts through the harness (algorithms, section 7)."
     from clawlab.learn.checkpoints import Run
     from clawlab.learn.data import sft_data
-    from clawlab.learn.loops import Wandb, sft
+    from clawlab.learn.loops import Wandb, apart, sft
     from clawlab.learn.train import Trainer
     from clawlab.learn.weights import lora
     if bool(suite) != bool(harness) or not (suite or store): raise InputError('demonstrations come from --store, or from the oracle: --tasks and --harness')
     start, folder, mix = policy_dir(model), Path(to), mix_of(harness) if harness else {}
-    config = dict(kind='sft', model=str(start.resolve()), weights=weights_digest(start), tasks=suite, harness=mix, n=n if suite else 0, batch=batch, lr=lr, rank=rank, dtype=dtype, min_score=min_score, heldout=heldout, seed=seed, **options)
-    (run := Run(folder)).configure(config)
-    rs = await demonstrations(template := Template.from_dir(start), store or str(folder/'calls.db'), yard=yard, suite=suite, mix=mix, n=n, name=f'{folder.name}/teach', seed=seed)
-    data = sft_data(rs, min_score=min_score, heldout=heldout, seed=seed)
-    if not data.splits['train']: raise InputError(f'no demonstration is left of {len(rs)}: ' + ', '.join(f"{s['stage']} dropped {s['dropped']}" for s in data.card['stages'] if s['dropped']))
+    config = dict(kind='sft', model=str(start.resolve()), weights=weights_digest(start), tasks=suite, harness=mix, n=n if suite else 0, batch=batch, lr=lr, rank=rank, dtype=dtype, min_score=min_score, heldout=heldout, seed=seed, **_binding(options))
     net = _load(start)
     trainer = Trainer(lora(net, rank) if rank else net, lr=lr, dtype=dtype, seed=seed, assets=start, **options)
+    (run := Run(folder)).configure(config, keep=False)
+    rs = await demonstrations(template := Template.from_dir(start), store or str(folder/'calls.db'), yard=yard, suite=suite, mix=mix, n=n, name=f'{name_of(folder, store)}/teach', seed=seed)
+    data = sft_data(rs, min_score=min_score, heldout=heldout, seed=seed)
+    if not data.splits['train']: raise InputError(f'no demonstration is left of {len(rs)}: ' + ', '.join(f"{s['stage']} dropped {s['dropped']}" for s in data.card['stages'] if s['dropped']))
+    run.configure(config)
     track = Wandb(folder, config) if wandb else None
-    try: await asyncio.to_thread(sft, trainer, data.splits['train'], steps, folder, batch=batch, heldout=data.splits.get('heldout', ()), track=track, say=say)
+    try: await apart(trainer, sft, trainer, data.splits['train'], steps, folder, batch=batch, heldout=data.splits.get('heldout', ()), track=track, say=say)
     finally: track and track.close()
     rows = run.log.rows()
     return dict(kind='sft', folder=str(folder), checkpoint=str(run.checkpoints()[-1]), steps=len(rows), card=data.card, nll=rows[-1]['nll'], nll_heldout=rows[-1].get('nll_heldout'), curve=[{k: r[k] for k in ('step', 'nll')} for r in rows])
 
 # %% ../../nbs/47_study.drive.ipynb #e14e5b8e
+@by_itself
 async def train_rl(kind: str, *, model: str, to: str, suite: str, harness: str, yard: Yard, store: str = '', steps: int = 20, groups: int = 4, samples: int = 8, lr: float = 1e-5, rank: int = 0,
                    between: tuple[float, float] | None = None, resample: int = 0, validate_every: int = 10, validation: int = 16, reward: Callable | None = None, weights: Mapping[str, float] | None = None,
                    seed: int = 0, wandb: bool = False, say: Callable = print, **options) -> dict:
     "Reinforcement of a policy inside its harnesses; `options` are the trainer's."
     from clawlab.capture.engines.torch import TorchEngine
-    from clawlab.learn.checkpoints import Run
+    from clawlab.learn.checkpoints import Run, step_of
     from clawlab.learn.data import TaskSampler
     from clawlab.learn.loops import Wandb, add_rewards, rl
     from clawlab.learn.train import Trainer
@@ -143,13 +162,14 @@ async def train_rl(kind: str, *, model: str, to: str, suite: str, harness: str, 
     start, folder, mix, tasks = policy_dir(model), Path(to), mix_of(harness), load_suite(suite)
     train, held = select(tasks, split='train'), select(tasks, split='validation', n=min(validation, sum(t.split == 'validation' for t in tasks.values())) or 1, seed=0) if validate_every else []
     config = dict(kind=kind, model=str(start.resolve()), weights=weights_digest(start), suite=stages.suite_digest(tasks), harness=mix, groups=groups, samples=samples, lr=lr, rank=rank, between=between, resample=resample, reward_weights=weights,
-                  sampling=dataclasses.asdict(yard.sampling), seed=seed, **options)
+                  sampling=dataclasses.asdict(yard.sampling), seed=seed, **_binding(options))
     net = _load(start)
     trainer = Trainer(lora(net, rank) if rank else net, kind=kind, lr=lr, temperature=yard.sampling.temperature, seed=seed, assets=start, **options)
-    (run := Run(folder)).configure(config); name = folder.resolve().name
+    sampler = TaskSampler(train, mix, groups, seed=seed, name=(name := name_of(folder, store)), between=between)
+    (run := Run(folder)).configure(config)
     engine = TorchEngine(_load(start), Template.from_dir(start), name=name)
-    engine.version = max([int(p.name[5:]) for p in run.checkpoints()], default=0)
-    sampler, track = TaskSampler(train, mix, groups, seed=seed, name=name, between=between), Wandb(folder, config) if wandb else None
+    engine.version = max([step_of(p) for p in run.checkpoints()], default=0)
+    track = Wandb(folder, config) if wandb else None
     shaped = (lambda rs: add_rewards(rs, reward, weights)) if reward else None
     try:
         async with yard.serve(engine, store or folder/'calls.db') as (_, play, _):
@@ -167,7 +187,8 @@ async def train_rl(kind: str, *, model: str, to: str, suite: str, harness: str, 
 async def evaluate_policy(engine, name: str, *, suite: str, harness: str, yard: Yard, store: str, split: str = 'test', n: int | None = None, samples: int = 1, seed: int = 0, say: Callable = print) -> dict:
     "Scores of an engine on every harness, each rollout on record; the same name goes on with what is there."
     tasks, mix = load_suite(suite), mix_of(harness); chosen = select(tasks, split=split, n=n, seed=0)
-    group = lambda h: f'eval/{name}/{split}/{h}/T={yard.sampling.temperature:g}'
+    how = hashlib.sha256(json.dumps([stages.suite_digest(tasks), dataclasses.asdict(yard.sampling), seed]).encode()).hexdigest()[:8]  # with other settings it is another evaluation
+    group = lambda h: f'eval/{name}/{split}/{h}/T={yard.sampling.temperature:g}/{how}'
     async with yard.serve(engine, store) as (_, play, st):
         rs = await play(Job(t, h, k, group(h), name, split, seed, tag=f'eval {split}') for t in chosen for h in mix for k in range(samples)); path = st.path
     by = {h: [r for r in rs if r.harness == h] for h in mix}
@@ -205,6 +226,10 @@ def call_rows(rollouts: Iterable[Rollout]):
                 response=json.dumps(dataclasses.asdict(c.response), ensure_ascii=False) if c.response else None, tools=json.dumps(c.tools, ensure_ascii=False), prompt_ids=c.prompt_ids.tolist(), output_ids=c.output_ids.tolist(),
                 logprobs=[float(x) if np.isfinite(x) else None for x in c.logprobs], versions=c.versions.tolist())
 
+def readable(row: dict) -> dict:
+    "A row that is UTF-8: half a character, which a model may well write, is escaped (in the JSON columns that loses nothing)."
+    return {k: v.encode('utf8', 'backslashreplace').decode() if isinstance(v, str) else v for k, v in row.items()}
+
 def export_store(store: str, to: str | Path, format: str = 'hf') -> dict:
     "Write every call of a store, one file per split; returns the counts."
     if format not in FORMATS: raise InputError(f'unknown format {format!r}; there are {", ".join(FORMATS)}')
@@ -215,7 +240,7 @@ def export_store(store: str, to: str | Path, format: str = 'hf') -> dict:
         except ImportError: raise InputError('parquet needs the package pyarrow; --format hf needs nothing') from None
     by = defaultdict(list)
     with Store.open(store, create=False) as st:
-        for row in call_rows(st.rollout(r.rollout_id) for r in st.rollouts()): by[row['split'] or 'none'].append(row)
+        for row in call_rows(st.rollout(r.rollout_id) for r in st.rollouts()): by[row['split'] or 'none'].append(readable(row))
     if not by: raise InputError(f'the store {store} has no calls')
     (to/'data').mkdir(parents=True)
     for split, rows in by.items():

@@ -169,12 +169,12 @@ async def cold_start(lab: Lab, policy: Path, demos: list[Rollout], *, classes: S
     "SFT from the untrained policy on the teacher's rollouts, wrong habits included; gives the checkpoint and the log."
     from clawlab.learn.data import sft_data
     from clawlab.learn.checkpoints import Log
-    from clawlab.learn.loops import sft
+    from clawlab.learn.loops import apart, sft
     from clawlab.learn.train import Trainer
     data = sft_data(demos, min_score=None, dedup=False, seed=lab.seed)
     trainer = Trainer(load_model(policy, rank), lr=trapezoid(lr, steps), seed=lab.seed, assets=policy, threads=threads)
     folder = lab.run.path/'sft'
-    await asyncio.to_thread(sft, trainer, data.splits['train'], steps, folder, batch=batch, curriculum=curriculum,
+    await apart(trainer, sft, trainer, data.splits['train'], steps, folder, batch=batch, curriculum=curriculum,
                             rename=renamer(lab, Template.from_dir(policy), classes) if classes else None, say=lab.run.log)
     return dict(checkpoint=f'sft/step_{steps:04d}', card=data.card, rows=[{k: r[k] for k in ('step', 'nll')} for r in Log(folder/'log.jsonl').rows()])
 
@@ -183,14 +183,14 @@ async def train_arm(lab: Lab, arm: str, start: Path, train_harnesses: Sequence[s
     "One RL arm from the checkpoint `start`: plays, trains, checks every rollout; gives the checkpoint and the curve."
     from clawlab.capture.engines.torch import TorchEngine
     from clawlab.learn.data import TaskSampler
-    from clawlab.learn.checkpoints import Log, Run as Folder
+    from clawlab.learn.checkpoints import Log, Run as Folder, step_of
     from clawlab.learn.loops import rl
     from clawlab.learn.train import Trainer
     mix, shuffled, own = arm_mix(arm, train_harnesses)
     folder, trainer = lab.run.path/arm.replace(':', '_'), Trainer(load_model(start, rank), lr=lr, seed=lab.seed, assets=start, **options, **own)
     sampler = TaskSampler(select(lab.tasks, split='train'), mix, groups, seed=lab.seed, name=arm)
     engine = TorchEngine(load_model(start), Template.from_dir(start), name=arm)
-    engine.version = max([int(p.name[5:]) for p in Folder(folder).checkpoints()], default=0)  # a resumed run counts on
+    engine.version = max([step_of(p) for p in Folder(folder).checkpoints()], default=0)  # a resumed run counts on
     try:
         async with lab.proxy(engine) as p:
             async def collect(step, draws):
