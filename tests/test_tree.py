@@ -228,7 +228,7 @@ def test_lineage_never_runs_in_a_circle(parents):
     "a parent is an earlier call of the rollout: one that is later, the call itself or of nobody is none"
     calls, hist = [], [1]
     for i, p in enumerate(parents): calls.append(call(i, hist, [5 + i], p)); hist = hist + [5 + i]
-    t = build_tree(calls); assert t.above(0) == -1 and all(t.above(i) < i for i in range(len(t)))
+    t = build_tree(calls); assert t.above_C[0] == -1 and all(p < i for i, p in enumerate(t.above_C))
     assert t.stats['main_lineage_leaves'] >= 1 and t.stats['trained'] == len(t)
     if len(t) > 1: assert build_tree(calls, max_leaves=0).discarded
 

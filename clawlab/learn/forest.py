@@ -17,7 +17,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface
 from ..records import InputError
-from .tree import Flat, Tree, Trie, flatten
+from .radix import Flat, Trie, flatten
+from .tree import Tree
 
 # %% auto #0
 __all__ = ['KERNELS', 'NAME', 'CHUNK', 'KEEP', 'Forest', 'pack', 'fastest', 'logprobs', 'values', 'hold_memory', 'bounds']

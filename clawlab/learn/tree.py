@@ -11,8 +11,7 @@ from typing import Iterable, Sequence
 import numpy as np
 from ..records import Call, CALL_ROLES, DataError, InputError
 from ..capture.lineage import begins, message_key
-from ..capture.codec import shared_prefix as lcp  # noqa: F401
-from .radix import Flat, Trie, flatten  # noqa: F401
+from .radix import Trie, flatten
 
 # %% auto #0
 __all__ = ['FATES', 'EXTENDED', 'DELIVERED_LATER', 'NOT_KEPT', 'KEPT', 'WEIGHTS', 'call_fates', 'Tree', 'patch_to', 'build_tree',
@@ -47,8 +46,8 @@ def call_fates(calls: Sequence[Call],  # _C
 
 # %% ../../nbs/30_learn.tree.ipynb #2ba95a6e
 WEIGHTS = {'once': np.ones_like, 'paths': lambda g: g, 'sqrt': lambda g: 1 / np.sqrt(g)}
-_DERIVED = frozenset(('flat call_S train_S leaves_S owner_S parent_N start_N end_N enter_N exit_N role_C fate_C reason_C kept_C segment_C '
-                      'leaves lineage_leaves discarded stats').split())
+_DERIVED = frozenset(('flat call_S train_S leaves_S owner_S parent_N start_N end_N enter_N exit_N role_C fate_C reason_C kept_C segment_C order '
+                      'above_C leaves lineage_leaves discarded stats').split())
 _COLUMNS = {k: (lambda t, k=k: getattr(t.flat, k)) for k in ('parent_T', 'depth_T', 'node_T')}   # more below
 
 class Tree:
@@ -57,7 +56,7 @@ class Tree:
     `_T` in depth-first order: `ids_T, parent_T, depth_T, node_T`; `train_T` (bool); `logprobs_T, versions_T, call_T` of the earliest
     call that sampled a position, trained ones first (NaN, -1, -1 = context); `leaves_T` retained paths through a position, `owner_T` the
     first of them (-1: none); `weight_T`. `_N`: `parent_N, start_N, end_N, enter_N, exit_N`. `_C` in the order of `calls`: `role_C, fate_C,
-    reason_C, kept_C` (output tokens accepted), `segment_C`. `leaves`: last positions of the retained paths; `lineage_leaves`: accepted
+    reason_C, kept_C` (output tokens accepted), `segment_C`; `above_C` is the index of the parent (-1: none that is earlier), `order` that of time. `leaves`: last positions of the retained paths; `lineage_leaves`: accepted
     calls that are no accepted call's parent; `discarded`: why the whole rollout is not trained, else None; `stats`: counts. The calls
     themselves hold the ids: what the tree adds to them is small until a column is asked for."""
     def __init__(self, *, train_roles: Iterable[str] = ('main',), # whose outputs are trained
@@ -78,14 +77,6 @@ class Tree:
         return self.__dict__[name]
 
     def __len__(self): return len(self.calls)
-
-    @property
-    def order(self) -> list[int]: return sorted(range(len(self.calls)), key=lambda i: (self.calls[i].seq, self.calls[i].call_id))   # in time
-
-    def above(self, i: int) -> int:
-        "Index of the parent of a call; -1 for none that is here and earlier: lineage never runs in a circle."
-        c, p = self.calls[i], self.index.get(self.calls[i].parent_id, -1)
-        return p if p >= 0 and (self.calls[p].seq, self.calls[p].call_id) < (c.seq, c.call_id) else -1
 
 # %% ../../nbs/30_learn.tree.ipynb #90808a10
 def patch_to(cls):
@@ -212,7 +203,7 @@ def _segments(self, w):
     "A segment is a stretch of the rollout in which the context only grew: a call that extends its parent's tokens stays in its segment."
     seg, k = np.full(len(self.calls), -1, np.int32), 0
     for i in self.order:
-        c, p = self.calls[i], self.above(i)
+        c, p = self.calls[i], self.above_C[i]
         grew = p >= 0 and not c.quarantine and len(self.calls[p].output_ids) and w.below(w.prompt_C[i], w.end_C[p])
         if grew: seg[i] = seg[p]
         else: seg[i], k = k, k + 1
@@ -221,11 +212,14 @@ def _segments(self, w):
 # %% ../../nbs/30_learn.tree.ipynb #0dfa9763
 @patch_to(Tree)
 def _derive(self):
+    when = [(c.seq, c.call_id) for c in self.calls]; self.order = sorted(range(len(when)), key=when.__getitem__)
     f = self.flat = flatten(self.trie, np.argsort(self.order).tolist()); w = self._places(f)
+    up = [self.index.get(c.parent_id, -1) for c in self.calls]
+    self.above_C = [p if p >= 0 and when[p] < t else -1 for p, t in zip(up, when)]   # lineage never runs in a circle
     for k in ('parent_N', 'start_N', 'end_N', 'enter_N', 'exit_N'): setattr(self, k, getattr(f, k))
     kids = {}
     for i, c in enumerate(self.calls):
-        if self.above(i) >= 0: kids.setdefault(c.parent_id, []).append(c)
+        if self.above_C[i] >= 0: kids.setdefault(c.parent_id, []).append(c)
     tok, kept = self._extended(w), self._kept(w)
     ext = [x or any(not d.quarantine for d in kids.get(c.call_id, ())) for c, x in zip(self.calls, tok)]
     self.role_C = [c.role for c in self.calls]
@@ -235,7 +229,7 @@ def _derive(self):
     used = lambda i: self.role_C[i] in self.train_roles
     self.reason_C = [r or ('' if used(i) else c.role_reason or f'role {c.role}') for i, (c, r) in enumerate(zip(self.calls, why))]
     ok = [i for i, x in enumerate(self.fate_C) if x == 'accepted']
-    parents = {self.above(i) for i in ok}
+    parents = {self.above_C[i] for i in ok}
     self.lineage_leaves = [i for i in ok if i not in parents]
     main = sum(self.role_C[i] == 'main' for i in self.lineage_leaves)
     self.discarded = f'over-branching: {main} main lineage leaves, at most {self.max_leaves}' if main > self.max_leaves else None

@@ -14,7 +14,8 @@ import numpy as np
 from ..records import Call, InputError, Message, Rollout, Task
 from ..capture.lineage import message_key
 from ..capture.tokens import Bytes, Codec, HFTokenizer
-from .tree import Tree, lcp
+from ..capture.codec import shared_prefix as lcp
+from .tree import Tree
 
 # %% auto #0
 __all__ = ['read_tokenizer', 'guess_tokenizer', 'vocabulary', 'Messages', 'additions', 'packed', 'advantage_axes', 'kept_prefix',
@@ -99,7 +100,7 @@ def advantage_axes(tree: Tree, advantage) -> tuple[list, np.ndarray | None]:
 
 def kept_prefix(tree: Tree, i: int) -> int:
     "Tokens of call i's prompt that its parent's prompt and reply have too, 0 without a parent."
-    c, p = tree.calls[i], tree.above(i)
+    c, p = tree.calls[i], tree.above_C[i]
     if p < 0: return 0
     d = tree.calls[p]; P = len(d.prompt_ids); n = lcp(d.prompt_ids, c.prompt_ids)
     return n + lcp(d.output_ids, c.prompt_ids[P:]) if n == P else n
@@ -107,8 +108,8 @@ def kept_prefix(tree: Tree, i: int) -> int:
 # %% ../../nbs/30c_learn.viewer.ipynb #296c4fd4
 def _calls(tree: Tree, ms: Messages, adv_C) -> list[dict]:
     "What the page says about each call, in the order of `seq`."
-    f, order = tree.flat, sorted(range(len(tree.calls)), key=lambda i: tree.calls[i].seq)
-    at = {i: k for k, i in enumerate(order)}; parent_C = [tree.above(i) for i in range(len(tree))]
+    f, order = tree.flat, tree.order
+    at = {i: k for k, i in enumerate(order)}; parent_C = tree.above_C
     got = np.bincount(tree.call_T[tree.train_T], minlength=len(order)); base, out, tools, first = additions(tree.calls, parent_C, ms), [], {}, min((c.t_start for c in tree.calls), default=0.)
     L = lambda c: len(c.prompt_ids) + len(c.output_ids)
     for i in order:

@@ -20,7 +20,8 @@ from ..launch.harness import load
 from ..launch.rollouts import Job, run_rollouts
 from ..launch.sandbox.base import Limits, probe, sweep
 from ..launch.tasks import overlap, select
-from ..learn.tree import Trie, build_tree
+from ..learn.radix import Trie
+from ..learn.tree import build_tree
 from .behavior import behavior, summarise
 from .metrics import cell, paired_gain, task_scores
 from .run import Run
