@@ -15,7 +15,7 @@ from .study.commands import emit, eval_, export, make_engine, say, train_app, tr
 __all__ = ['app', 'tasks_app', 'harness_app', 'sandbox_app', 'bench_app', 'store_app', 'pairs', 'one_line', 'main', 'study',
            'table', 'rollout', 'laboratory', 'admin_socket', 'proxy', 'tree', 'store_verify', 'store_gc', 'tasks_check',
            'known_harnesses', 'harness_list', 'harness_install', 'harness_check', 'bench_install', 'bench_proxy_',
-           'bench_store', 'bench_forest_', 'bench_tree_', 'sandbox_sweep', 'doctor']
+           'bench_store', 'bench_forest_', 'bench_tree_', 'bench_sandbox_', 'sandbox_sweep', 'doctor']
 
 # %% ../nbs/90_cli.ipynb #8402dd63
 app = typer.Typer(name='clawlab', help='Train language models inside the agent harnesses they are deployed in.', no_args_is_help=True, add_completion=False,
@@ -297,7 +297,8 @@ async def _conform(names: list[str], suite: str, backend: str) -> list[dict]:
 # %% ../nbs/90_cli.ipynb #ea2e344c
 def _measured(name: str, rows: list[dict], goals: dict, metrics: list[str], out: str | Path | None):
     from clawlab.study.bench import result, table, why_missing
-    for m in metrics: say('\n' + table(rows, m))
+    for m in metrics:
+        if any(r['metric'] == m for r in rows): say('\n' + table(rows, m))
     for line in why_missing(rows): say(f'missing: {line}')
     for k, g in goals.items(): say(f"{'reached' if g['ok'] else 'MISSED '} {k}: {g['value']:.3g} (goal {g['goal']:g})")
     emit(result(name, rows, goals, out))
@@ -351,6 +352,20 @@ def bench_tree_(systems: Annotated[Optional[list[str]], typer.Option('--system',
     if bad := [s for s in systems or () if s not in RIVALS]: raise InputError(f'unknown system {bad[0]!r}: one of {", ".join(RIVALS)}')
     rows, goals = bench_tree(systems, repeats=repeats, scales=sorted({1, min(10, scale), scale}), say=say)
     _measured('tree', rows, goals, ['cpu_ms', 'times the unique ids', 'ns per unique token'], out)
+
+@bench_app.command('sandbox')
+def bench_sandbox_(backend: Annotated[Optional[list[str]], typer.Option(help='Only these; repeatable. Default: all that can be used here')] = None,
+                   n: Annotated[int, typer.Option('-n', min=2, help='Sandboxes that each way of starting them gets')] = 50,
+                   at_once: Annotated[int, typer.Option(min=1, help='Sandboxes at a time where the rate is measured')] = 8,
+                   rollouts: Annotated[int, typer.Option(min=0, help='Rollouts of the long run; 0: none')] = 1000,
+                   in_flight: Annotated[int, typer.Option(min=1, help='Of these at a time')] = 100,
+                   out: Annotated[Optional[Path], typer.Option(help='Also write the result here')] = None):
+    "What a sandbox costs: latency, starts per second, the launcher's processor time; then a long run of whole rollouts: lost ones, memory."
+    from clawlab.launch.sandbox.base import backend_module
+    from clawlab.study.benchsandbox import bench_sandbox
+    for b in backend or (): backend_module(b)   # an unknown name says so now
+    rows, goals = asyncio.run(bench_sandbox(backend, n=n, at_once=at_once, rollouts_n=rollouts, in_flight=in_flight, say=say))
+    _measured('sandbox', rows, goals, ['start_ms', 'p95_ms', 'starts_s', 'launcher_ms', 'all_ms', 'rollouts_s', 'lost', 'grown_mb', 'rss_mb'], out)
 
 # %% ../nbs/90_cli.ipynb #211dba63
 @sandbox_app.command('sweep')
