@@ -1533,8 +1533,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                'clawlab/learn/objectives.py'),
                                           'clawlab.learn.objectives._trained_parent': ( 'learn.objectives.html#_trained_parent',
                                                                                         'clawlab/learn/objectives.py'),
-                                          'clawlab.learn.objectives.actor_frozen': ( 'learn.objectives.html#actor_frozen',
-                                                                                     'clawlab/learn/objectives.py'),
                                           'clawlab.learn.objectives.correction_metrics': ( 'learn.objectives.html#correction_metrics',
                                                                                            'clawlab/learn/objectives.py'),
                                           'clawlab.learn.objectives.explained_variance': ( 'learn.objectives.html#explained_variance',
