@@ -1502,7 +1502,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'clawlab.learn.loops.Wandb.__init__': ('learn.loops.html#wandb.__init__', 'clawlab/learn/loops.py'),
                                      'clawlab.learn.loops.Wandb.close': ('learn.loops.html#wandb.close', 'clawlab/learn/loops.py'),
                                      'clawlab.learn.loops.Wandb.log': ('learn.loops.html#wandb.log', 'clawlab/learn/loops.py'),
-                                     'clawlab.learn.loops._flat': ('learn.loops.html#_flat', 'clawlab/learn/loops.py'),
                                      'clawlab.learn.loops._line': ('learn.loops.html#_line', 'clawlab/learn/loops.py'),
                                      'clawlab.learn.loops._phase': ('learn.loops.html#_phase', 'clawlab/learn/loops.py'),
                                      'clawlab.learn.loops.add_rewards': ('learn.loops.html#add_rewards', 'clawlab/learn/loops.py'),
