@@ -74,6 +74,11 @@ def test_pretraining_ends_after_so_many_batches():
     tr = ppo(pretrain=3, critic_lr=0.)
     assert [tr.rl_step(random_rollouts(tr.model, k))['updates'] for k in range(5)] == [0, 0, 0, 4, 4]
 
+def test_pretraining_is_over_once_a_batch_was_explained(monkeypatch):
+    "returns that do not vary explain nothing; a later batch that is explained badly freezes nobody again"
+    said = iter([float('nan'), -1., 0., .1, -1.]); monkeypatch.setattr(T, 'explained_variance', lambda *a: next(said)); tr = ppo(pretrain=20)
+    assert [tr.rl_step(random_rollouts(tr.model, k))['updates'] for k in range(5)] == [0, 0, 0, 4, 4] and tr.pretrained == 3
+
 def test_R44_ppo_split_into_forests_changes_nothing():
     rs = random_rollouts(model_(), 1)
     grad = lambda b: gradients(ppo(token_budget=b, minibatches=1, epochs=1), lambda t: t.rl_step(rs))

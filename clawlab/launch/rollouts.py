@@ -15,7 +15,7 @@ from .sandbox.base import Exec, Limits, make_sandbox, probe
 from .grading import grade
 
 # %% auto #0
-__all__ = ['START_S', 'RERUNS', 'Job', 'rollout_of', 'outcome_of', 'tally', 'run_rollouts']
+__all__ = ['START_S', 'RERUNS', 'Job', 'rollout_of', 'outcome_of', 'run_harness', 'tally', 'run_rollouts']
 
 # %% ../../nbs/24_launch.rollouts.ipynb #2ecd8703
 @dataclass(frozen=True)
@@ -77,15 +77,15 @@ def _engine_failed(calls) -> bool:
     last = max((c.seq for c in _completed(calls)), default=-1)
     return any(c.finish == 'error' and c.seq > last for c in calls)
 
-async def _run(job, harness, session, proxy, backend, limits) -> tuple[Exec, dict[str, bytes], list[str]]:
+async def run_harness(task: Task, harness, session, proxy, backend, limits) -> tuple[Exec, dict[str, bytes], list[str]]:
     "The harness on the task in one sandbox: how it ended, the files it left, and what couldn't be brought out."
     box = make_sandbox(backend, limits=limits, binds=harness.binds, listener=lambda sock: proxy.listen(sock, session.session_id), name=session.rollout_id)
     try:
         try:
             async with asyncio.timeout(START_S):
                 await box.start()
-                argv, env, files = harness.command(job.task.instruction, 'clawlab', box.url + session.base_path, session.api_key, limits, proxy.engine.max_context)
-                await box.put({**job.task.files, **files})
+                argv, env, files = harness.command(task.instruction, 'clawlab', box.url + session.base_path, session.api_key, limits, proxy.engine.max_context)
+                await box.put({**task.files, **files})
         except TimeoutError: raise SandboxError(f'no sandbox within {START_S} s') from None
         ex = await box.exec(argv, env, timeout=limits.seconds)
         return ex, await box.get(), box.left_out
@@ -102,7 +102,7 @@ async def _attempt(job, attempt, harness, *, proxy, store, backend, limits) -> R
     limits, r = _limits(limits, job.task), replace(rollout_of(job, attempt, harness.version), t_start=time.time())
     await _durable(store.put_rollout(r))
     session, ex, files = await proxy.open_session(r, sampling=job.sampling, **harness.session), None, {}
-    try: ex, files, left_out = await _run(job, harness, session, proxy, backend, limits)
+    try: ex, files, left_out = await run_harness(job.task, harness, session, proxy, backend, limits)
     except SandboxError as e: outcome, reason = 'infra_fail', f'sandbox: {e}'
     finally: calls = tuple(await proxy.close_session(session.session_id))
     if ex: outcome, reason = outcome_of(ex, calls=len(_completed(calls)), engine_failed=_engine_failed(calls), truncated=session.stats.truncated or harness.truncated(ex))

@@ -13,7 +13,7 @@ from ..records import Call, InputError, Rollout, Task
 from .tree import Tree, build_tree
 
 # %% auto #0
-__all__ = ['Example', 'shared_prefix', 'SFTData', 'sft_data', 'trained_calls', 'batch_at', 'prefix_share', 'Renamer', 'Draw',
+__all__ = ['Example', 'shared_prefix', 'SFTData', 'sft_data', 'cut_calls', 'batch_at', 'prefix_share', 'Renamer', 'Draw',
            'TaskSampler', 'patch_sampler', 'no_signal']
 
 # %% ../../nbs/34_learn.data.ipynb #54c80235
@@ -87,13 +87,13 @@ def sft_data(rollouts: Iterable[Rollout], *,
     stage('read', rollouts)
     stage('graded', [r for r in keep if r.reward is not None and not r.dropped_reason])
     if min_score is not None: stage('score', [r for r in keep if r.reward >= min_score])
-    trained = {r.rollout_id: trained_calls(build_tree(r.calls, train_roles=train_roles, max_leaves=max_leaves)) for r in keep}
+    trained = {r.rollout_id: cut_calls(build_tree(r.calls, train_roles=train_roles, max_leaves=max_leaves)) for r in keep}
     stage('tree', [replace(r, calls=trained[r.rollout_id]) for r in keep if trained[r.rollout_id]])
     if dedup: stage('duplicates', list({_content(r): r for r in reversed(keep)}.values())[::-1])
     return _finish(keep, stages, heldout, seed, dict(min_score=min_score, dedup=dedup, heldout=heldout, train_roles=list(train_roles), seed=seed))
 
 # %% ../../nbs/34_learn.data.ipynb #50a7c52c
-def trained_calls(tree: Tree) -> tuple[Call, ...]:
+def cut_calls(tree: Tree) -> tuple[Call, ...]:
     "The calls of a tree whose replies are trained, in their order in time, each cut to what was accepted of it."
     if tree.discarded: return ()
     cut = lambda c, n: c if n == len(c.output_ids) else replace(c, **{k: getattr(c, k)[:n] for k in ('output_ids', 'logprobs', 'versions')})

@@ -130,12 +130,6 @@ def sft(trainer: Trainer, examples: list[Example], steps: int, folder=None, *, b
     return rows
 
 # %% ../../nbs/37_learn.loops.ipynb #519741ad
-def _flat(rollouts) -> dict[str, str]:
-    "Groups that cannot teach -> harness."
-    groups = [r.group for r in rollouts]
-    harness = {r.group: r.harness for r in rollouts}
-    return {g: harness[g] for g in without_signal([None if r.dropped_reason else r.reward for r in rollouts], groups)}
-
 async def gather(step: int, sampler: TaskSampler, collect: Callable[[int, list[Draw]], Awaitable[list[Rollout]]], *, resample: int = 0, reward: Callable | None = None) -> tuple[list[Rollout], dict]:
     "The rollouts of a step, components added, and what there is to say about them; the sampler takes note."
     rollouts, seen, parts, flat, again = [], [], {}, {}, 0
@@ -144,8 +138,9 @@ async def gather(step: int, sampler: TaskSampler, collect: Callable[[int, list[D
         fresh = await collect(step, draws); seen += fresh
         rollouts = [r for r in rollouts if r.group not in flat]
         rollouts += reward(fresh)[0] if reward else fresh
-        flat = _flat(rollouts) if again < resample else {}
-        again += 1; draws = sampler.more(step, again, [flat[g] for g in sorted(flat)])
+        flat = without_signal([None if r.dropped_reason else r.reward for r in rollouts], [r.group for r in rollouts]) if again < resample else {}
+        harness = {r.group: r.harness for r in rollouts}
+        again += 1; draws = sampler.more(step, again, [harness[g] for g in sorted(flat)])
     if reward: parts = dict(reward_parts=reward(seen)[1])
     sampler.note(step, seen)
     return rollouts, dict(parts, **(dict(resampled=len({r.group for r in seen} - {r.group for r in rollouts}), played=len(seen)) if resample else {}))

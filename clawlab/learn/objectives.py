@@ -13,7 +13,7 @@ from ..records import DataError, InputError
 # %% auto #0
 __all__ = ['EPS', 'NORMALIZERS', 'CORRECTIONS', 'CISPO_MAX', 'SURROGATES', 'group_stats', 'grpo_advantages', 'loss_coef',
            'is_weights', 'quantiles', 'correction_metrics', 'policy_loss', 'tree_gae', 'whiten', 'explained_variance',
-           'actor_frozen', 'value_loss']
+           'value_loss']
 
 # %% ../../nbs/31_learn.objectives.ipynb #deb507f2
 def _rewards(rewards_R):
@@ -228,11 +228,6 @@ def explained_variance(value_E, return_E, weight_E=None) -> float:
     if not (w > 0).any(): return float('nan')
     var = lambda x: np.average((x - np.average(x, weights=w)) ** 2, weights=w)
     return float(1 - var(G - v) / var(G)) if var(G) > 0 else float('nan')
-
-def actor_frozen(explained: Sequence[float], # explained variance of each batch so far, before the update on it
-                 most: int = 20) -> bool:
-    "Whether value pre-training goes on: until a batch is explained better than by a constant, or `most` batches are spent (ClawGym II; algorithms, section 4)."
-    return len(explained) < most and not any(x > 0 for x in explained)
 
 # %% ../../nbs/31_learn.objectives.ipynb #1f125410
 def value_loss(value_E: torch.Tensor, # with gradient

@@ -13,7 +13,7 @@ from .tree import Tree, build_tree, concat
 from .objectives import loss_coef
 from .advantages import ESTIMATORS, NEEDS_VALUES, advantages, outcome_rewards
 from .forest import pack
-from .data import trained_calls
+from .data import cut_calls
 
 # %% auto #0
 __all__ = ['LAYOUTS', 'OPENFORGE', 'check_behaviour', 'lay_out', 'Step', 'prepare', 'Mini', 'make_mini', 'deal', 'rl_mini']
@@ -38,7 +38,7 @@ def lay_out(tree: Tree, layout: str = 'tree') -> list[Tree]:
     "The samples into which a layout turns one rollout; none where nothing is trained."
     if layout not in LAYOUTS: raise InputError(f'unknown layout {layout!r}; there are {", ".join(LAYOUTS)}')
     if layout == 'tree': return [tree]
-    calls = [replace(c, finish='stop', delivered=('yes',), response=None) for c in trained_calls(tree)]  # accepted: that is settled
+    calls = [replace(c, finish='stop', delivered=('yes',), response=None) for c in cut_calls(tree)]  # accepted: that is settled
     if layout == 'longest_path': calls = _longest(calls)
     make = lambda cs: build_tree(cs, train_roles=tree.train_roles, weight=tree.weight)
     return [make([c]) for c in calls] if layout == 'per_call' else [make(calls)]*bool(calls)
@@ -78,9 +78,9 @@ def prepare(rollouts: Iterable[Rollout], *, kind: str = 'grpo', temperature: flo
     trees = [build_tree(r.calls, weight=weight, max_leaves=max_leaves) for r in rollouts]
     harness = [r.harness for r in rollouts]
     reward, drop = outcome_rewards([r.outcome for r in rollouts], [r.reward for r in rollouts], harness, timeout=timeout, why_R=[r.dropped_reason or (t.discarded and 'over-branching') for r, t in zip(rollouts, trees)])
-    keep = np.flatnonzero(~np.isnan(reward))
+    given = ~np.isnan(reward); keep = np.flatnonzero(given)
     for i in keep: check_behaviour(trees[i], temperature)
-    laid = [lay_out(t, layout) if i in set(keep.tolist()) else [] for i, t in enumerate(trees)]
+    laid = [lay_out(t, layout) if g else [] for t, g in zip(trees, given)]
     adv, m = _estimate(kind, trees, laid, reward, [r.group for r in rollouts], harness, layout, unit, switches)
     kept = [replace(rollouts[i], reward=float(reward[i])) for i in keep]
     return Step(kept, [t for i in keep for t in laid[i]], np.array([k for k, i in enumerate(keep) for _ in laid[i]], np.int64), [a for i in keep for a in adv[i]], ~m['skipped'][keep], dict(

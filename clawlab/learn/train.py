@@ -164,8 +164,8 @@ def _update(self, opt: Adam, forward: Callable, mini: Mini, loss_of: Callable, l
     return dict(loss=total, grad_norm=norm, lr=lr)
 
 @patch_trainer
-def _update_policy(self, mini: Mini, loss_of: Callable) -> dict:
-    m = self._update(self.opt, lambda f: logprobs(self.model, f, temperature=self.temperature, entropy=bool(self.entropy)), mini, loss_of, self.lr)
+def _update_policy(self, mini: Mini, loss_of: Callable, entropy: bool = False) -> dict:
+    m = self._update(self.opt, lambda f: logprobs(self.model, f, temperature=self.temperature, entropy=entropy), mini, loss_of, self.lr)
     self.updates += 1; return m
 
 @patch_trainer
@@ -183,9 +183,7 @@ def sft_step(self, trees: Iterable[Tree]) -> dict:
     seconds = {}
     with _phase(seconds, 'pack', self.threads): mini = make_mini(list(trees), self.token_budget)
     if not len(mini.coef_E): raise InputError('the batch has no trained token')
-    def loss_of(x, e):
-        logp = x[0] if self.entropy else x
-        return -(logp*torch.as_tensor(mini.coef_E[e], dtype=logp.dtype, device=logp.device)).sum()
+    def loss_of(logp, e): return -(logp*torch.as_tensor(mini.coef_E[e], dtype=logp.dtype, device=logp.device)).sum()
     with _phase(seconds, 'update'): m = self._update_policy(mini, loss_of)
     self.step += 1
     return dict(step=self.step, nll=m['loss'], grad_norm=m['grad_norm'], lr=m['lr'], trained=len(mini.coef_E), forest_tokens=sum(len(f.ids_T) for f in mini.forests), seconds=seconds)
@@ -219,7 +217,7 @@ def rl_step(self, rollouts: Iterable[Rollout], version: int | None = None # of t
     with _phase(seconds, 'update'):
         for epoch in range(self.epochs):
             for k in rng.permutation(len(minis)):
-                if self.ready: ups.append(self._update_policy(minis[k], self._objective(minis[k], ratios, cut)))
+                if self.ready: ups.append(self._update_policy(minis[k], self._objective(minis[k], ratios, cut), bool(self.entropy)))
                 if self.critic: judged.append(self._update(self.critic_opt, lambda f: values(self.critic, f), minis[k], self._value_objective(minis[k]), self.critic_lr))
     self.step += 1
     if judged: s.metrics['critic'].update(loss=float(np.mean([u['loss'] for u in judged])), grad_norm=float(np.mean([u['grad_norm'] for u in judged])))

@@ -16,7 +16,7 @@ from ..capture.engines.base import Sampling
 from ..capture.proxy import Proxy
 from ..capture.store import Store
 from ..launch.harness import load
-from ..launch.rollouts import Job, _run, outcome_of, run_rollouts
+from ..launch.rollouts import Job, outcome_of, run_harness, run_rollouts
 from ..launch.sandbox.base import Limits, probe
 from ..launch.tasks import load_suite, select
 from ..learn.tree import build_tree
@@ -200,11 +200,10 @@ async def try_policy(engine, *, harness: str, instruction: str, files: Mapping[s
     "One instruction, played in a sandbox by a policy in a harness; what it said and did, and the files it left. Nothing is graded."
     if not instruction.strip(): raise InputError('an empty instruction')
     h, name = load(next(iter(mix_of(harness)))), f'try-{int(time.time())}-{os.urandom(3).hex()}'
-    job = Job(Task('try', 'try', 'try', instruction, dict(files)), h.name, group=name, split='try')
     async with yard.serve(engine, store) as (proxy, _, st):
         r = Rollout(name, 'try', h.name, h.version, name, split='try', seed=int.from_bytes(os.urandom(4)) >> 1, checkpoint=engine.name)
         session = await proxy.open_session(r, **h.session)
-        try: ex, left, _ = await _run(job, h, session, proxy, yard.backend, yard.limits)
+        try: ex, left, _ = await run_harness(Task('try', 'try', 'try', instruction, dict(files)), h, session, proxy, yard.backend, yard.limits)
         finally: calls = await proxy.close_session(session.session_id)
         outcome, reason = outcome_of(ex, calls=len(calls), engine_failed=False, truncated=session.stats.truncated or h.truncated(ex))
         st.put_rollout(dataclasses.replace(r, outcome=outcome, calls=tuple(calls), exit_code=ex.code, dropped_reason='tried by hand')).result(); path = st.path
