@@ -28,7 +28,7 @@ class FakeStore:
 
 class FakeProxy:
     budget = False
-    def __init__(self, store, calls): self.store, self.calls, self.open, self.sampling, self.engine = store, calls, {}, [], NS(max_context=1 << 17)
+    def __init__(self, store, calls): self.store, self.calls, self.open, self.sampling, self.engine, self.turnstile = store, calls, {}, [], NS(max_context=1 << 17), NS(crowded=False)
     async def open_session(self, r, *, sampling, expect_harness):
         self.open[s := f's-{r.rollout_id}'] = r; self.sampling.append(sampling)
         return NS(session_id=s, rollout_id=r.rollout_id, base_path=f'/s/{s}', stats=NS(truncated=self.budget), api_key='KEY-' + r.rollout_id)
@@ -126,6 +126,16 @@ async def test_concurrency_is_used_and_kept(lab):
     lab.does = lambda r: wait()
     await lab.run(jobs(9), concurrency=3)
     assert FakeBox.most == 3 and len(lab.started) == 9
+
+async def test_a_crowded_engine_gets_no_new_sandboxes(lab):
+    "Back-pressure: what runs goes on, nothing starts until the line at the engine is shorter again."
+    async def first(r): lab.proxy.turnstile.crowded = True; await asyncio.sleep(.05); return ended()
+    lab.does = first
+    run = asyncio.create_task(lab.run(jobs(6), concurrency=2))
+    while len(lab.graded) < 2: await asyncio.sleep(.01)
+    await asyncio.sleep(.3); assert len(lab.started) == 2 and FakeBox.live == 0
+    lab.does = lambda r: ended(); lab.proxy.turnstile.crowded = False
+    assert [r.outcome for r in await run] == ['ok']*6
 
 async def test_resume_plays_only_what_is_missing(lab):
     first = await lab.run(jobs(2))

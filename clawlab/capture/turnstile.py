@@ -39,6 +39,9 @@ class Turnstile:
     @property
     def waiting(self): return sum(not turn.cancelled() for line in self.lines.values() for turn in line)
 
+    @property
+    def crowded(self) -> bool: return self.waiting >= self.slots   # a whole batch stands in line already
+
     async def enter(self, who: str):
         "Wait for a slot; `leave` gives it back. Cancelled while waiting: out of the line."
         if not self.closed and self.running < self.slots and not self.lines: return self._take()

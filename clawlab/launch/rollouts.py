@@ -157,6 +157,10 @@ async def _ready(jobs: list[Job], backend: str) -> dict:
     if jobs and (why := await probe(backend)): raise InputError(f'sandbox {backend}: {why}')
     return harnesses
 
+async def _room(proxy):
+    "Back-pressure: waits while a whole batch of calls stands in line at the engine. One more sandbox would only wait there and run into its deadline."
+    while proxy.turnstile.crowded: await asyncio.sleep(.1)
+
 def tally(rollouts) -> dict:
     "How many, the mean reward of those that have one, the share without one, and the outcomes."
     rewards = [r.reward for r in rollouts if r.reward is not None]
@@ -177,6 +181,7 @@ async def run_rollouts(jobs, # iterable of `Job`
     bar = tqdm(total=len(jobs), desc=jobs[0].tag or 'rollouts' if jobs else 'rollouts', unit='run', file=sys.stderr, disable=not progress)
     async def worker():
         for j in todo: # one iterator for all workers
+            await _room(proxy)
             done[j.key] = await _play(j, past[j.key], harnesses[j.harness], proxy=proxy, store=store, backend=backend, limits=limits or Limits.default())
             t = tally(done.values())
             bar.set_postfix(reward=t['reward'], **{k: v for k, v in t['outcomes'].items() if k != 'ok'}, refresh=False); bar.update()
