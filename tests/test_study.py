@@ -62,13 +62,15 @@ def finished(root, name, seed, gain, code='c', versions='1', **config):
     d = root/name; d.mkdir(parents=True); (d/'finished').write_text(''); (d/'code').write_text(code)
     (d/'results.json').write_text(json.dumps(dict(config=dict(seed=seed, **config), checks=dict(suite='x'), versions=dict(react=versions))))
     level = lambda up: {f't{i}': [float(i % 10 < 3 + 10*up)] for i in range(50)}
-    (d/'scores.json').write_text(json.dumps({'sft': {'react|T=1': level(0)}, 'rl:react': {'react|T=1': level(gain)}, 'rl:mix': {'react|T=1': level(gain - .1)}}))
+    (d/'scores.json').write_text(json.dumps({'sft': {'react|T=1': level(0)}, 'rl:react': {'react|T=1': level(gain)}, 'rl:mix': {'react|T=1': level(gain - .1)}, 'rl:react+ppo': {'react|T=1': level(gain + .2)}}))
 
 def test_the_table_answers_the_question_of_its_study(tmp_path):
     for s, g in enumerate((.1, .2, .3)): finished(tmp_path, f'r{s}', s, g)
     res = S.pool_runs(tmp_path); mix = next(r for r in res['rows'] if (r['arm'], r['versus']) == ('rl:mix', 'rl:react'))
     assert mix['pooled']['value'] == pytest.approx(-.1) and list(mix['per_seed']) == [0, 1, 2] and res['notes'] == []
     assert 'rl:react | -0.100, -0.100, -0.100 | -0.100' in S.markdown(res)
+    ppo = next(r for r in res['rows'] if (r['arm'], r['versus']) == ('rl:react+ppo', 'rl:react'))
+    assert ppo['pooled']['value'] == pytest.approx(.2)
 
 def test_the_table_says_what_it_does_not_know(tmp_path):
     finished(tmp_path, 'a', 0, .1); one = S.markdown(S.pool_runs(tmp_path))

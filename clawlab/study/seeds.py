@@ -40,13 +40,13 @@ def notes(runs: list[tuple[Path, dict, dict]], left_out: int) -> list[str]:
 
 # %% ../../nbs/45_study.seeds.ipynb #449f2e5b
 def pool_runs(folder: str | Path, names: Sequence[str] | None = None) -> dict:
-    "Gains per seed and pooled, of every arm over `sft` and of `rl:mix` over each single arm: `rows` with `arm, versus, harness, decoding, level, per_seed, pooled`; `notes`."
+    "Gains per seed and pooled, of every arm over `sft`, of `rl:mix` over each single arm and of an arm with options over the plain one: `rows` with `arm, versus, harness, decoding, level, per_seed, pooled`; `notes`."
     found = finished_runs(folder, names); runs = comparable(found)
     seeds, rows = [r[1]['config'].get('seed', 0) for r in runs], []
     for arm, key in sorted({(a, k) for _, _, s in runs for a, d in s.items() for k in d}):
         h, decoding = key.split('|'); have = [(sd, s) for sd, (_, _, s) in zip(seeds, runs) if key in s.get(arm, {})]
         level = {sd: bootstrap(s[arm][key]).json() for sd, s in have}
-        for versus in ['sft', *[f'rl:{h}']*(arm == 'rl:mix')]:
+        for versus in ['sft', *[f'rl:{h}']*(arm == 'rl:mix'), *[arm.partition('+')[0]]*('+' in arm)]:
             gains = {sd: g for sd, s in have if arm != versus and key in s.get(versus, {}) and (g := task_gains(s[arm][key], s[versus][key]))}
             if versus != 'sft' and not gains: continue
             rows.append(dict(arm=arm, versus=versus if gains else '', harness=h, decoding=decoding, level=level, per_seed={sd: bootstrap(g).json() for sd, g in gains.items()}, pooled=hierarchical(gains).json() if gains else None))
