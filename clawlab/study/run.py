@@ -12,8 +12,8 @@ from ..records import ClawlabError, InputError, repo_root
 from .report import clean
 
 # %% auto #0
-__all__ = ['PRESETS', 'studies', 'study_path', 'parameters', 'effective', 'fingerprint', 'harness_folders', 'files_digest',
-           'run_dir', 'Run', 'StudyError', 'die_with_parent', 'execute', 'run_study']
+__all__ = ['PRESETS', 'DIED', 'studies', 'study_path', 'parameters', 'effective', 'fingerprint', 'harness_folders',
+           'files_digest', 'run_dir', 'Run', 'StudyError', 'die_with_parent', 'execute', 'run_study']
 
 # %% ../../nbs/43_study.run.ipynb #e5b7b7f3
 def studies() -> dict[str, Path]:
@@ -52,8 +52,8 @@ def effective(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
 # %% ../../nbs/43_study.run.ipynb #f72c9b30
 PRESETS: dict[str, dict] = {  # preset -> parameter values; `-p` wins over them
     'nano': {},
-    'smol': dict(policy='smollm2', lora=16, threads=2, arms='rl:mix', unseen='', teacher=96, wrong=.5, sft_steps=40, clean=0, partial=0, batch=12, sft_lr=1e-3, steps=24, groups=4, epochs=1, lr=2e-4,
-                 concurrency=8, max_tokens=128, seconds=240, eval_tasks=48, eval_off=48, eval_mix=48, eval_greedy=24)}
+    'smol': dict(policy='smollm2', lora=16, threads=2, budget=2048, arms='rl:mix', unseen='', teacher=96, wrong=.5, sft_steps=40, clean=0, partial=0, batch=12, sft_lr=1e-3, steps=20, groups=4, group_size=6, epochs=1, lr=2e-4,
+                 concurrency=8, max_tokens=96, seconds=240., eval_tasks=24, eval_off=24, eval_mix=24, eval_greedy=12)}
 
 def fingerprint(notebook: Path, preset: str, params: Mapping[str, Any]) -> str:
     "Eight hex digits of the effective configuration, the notebook's code, the task suite and the pins of the harnesses that it uses."
@@ -174,6 +174,7 @@ def execute(notebook: Path, to: Path, params: Mapping[str, Any], *, deadline_s: 
                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL if quiet else sys.stderr.fileno() if _has_fd(sys.stderr) else None, stderr=subprocess.DEVNULL if quiet else None)
     try: why = _watch(proc, deadline_s, grace_s)
     finally: _end(proc)
+    if why == DIED and (to/'memory').is_file(): why += f' (the run used up to {(to/"memory").read_text().strip()} MB of memory)'
     if why: raise StudyError(f'{notebook.stem}: {why}; what it had done is in {to}, and a second call goes on from there')
     if proc.returncode == 0: return
     e = json.loads((to/'error.json').read_text()) if (to/'error.json').exists() else dict(cell=None, ename='exit', evalue=str(proc.returncode))
@@ -186,6 +187,8 @@ def _has_fd(f):
     except (OSError, AttributeError, ValueError): return False
 
 # %% ../../nbs/43_study.run.ipynb #6a8b53ee
+DIED = 'the kernel died'
+
 def _watch(proc, deadline_s, grace_s) -> str:
     "Wait for the papermill process; '' when it ended by itself, else why it had to be given up."
     start, seen, gone = time.monotonic(), False, None
@@ -194,7 +197,7 @@ def _watch(proc, deadline_s, grace_s) -> str:
         if now - start > deadline_s: return f'not finished after {deadline_s:.0f} s'
         alive = bool(_kernels(proc.pid)); seen |= alive
         gone = None if alive or not seen else gone or now
-        if gone and now - gone > grace_s: return 'the kernel died'
+        if gone and now - gone > grace_s: return DIED
         try: proc.wait(.5)
         except subprocess.TimeoutExpired: pass
     return ''

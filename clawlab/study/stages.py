@@ -166,14 +166,14 @@ def trapezoid(lr: float, steps: int, warm: int = 10):
     down = max(steps//3, 1)
     return lambda step: lr*min((step + 1)/warm, 1., max((steps - step)/down, .05))
 
-async def cold_start(lab: Lab, policy: Path, demos: list[Rollout], *, classes: Sequence[Sequence[str]], steps: int, batch: int, lr: float, curriculum: tuple[int, int], rank: int = 0, threads: int | None = None) -> dict:
+async def cold_start(lab: Lab, policy: Path, demos: list[Rollout], *, classes: Sequence[Sequence[str]], steps: int, batch: int, lr: float, curriculum: tuple[int, int], rank: int = 0, **options) -> dict:
     "SFT from the untrained policy on the teacher's rollouts, wrong habits included; gives the checkpoint and the log."
     from clawlab.learn.data import sft_data
     from clawlab.learn.checkpoints import Log
     from clawlab.learn.loops import apart, sft
     from clawlab.learn.train import Trainer
     data = sft_data(demos, min_score=None, dedup=False, seed=lab.seed)
-    trainer = Trainer(load_model(policy, rank), lr=trapezoid(lr, steps), seed=lab.seed, assets=policy, threads=threads)
+    trainer = Trainer(load_model(policy, rank), lr=trapezoid(lr, steps), seed=lab.seed, assets=policy, **options)
     folder = lab.run.path/'sft'
     await apart(trainer, sft, trainer, data.splits['train'], steps, folder, batch=batch, curriculum=curriculum,
                             rename=renamer(lab, Template.from_dir(policy), classes) if classes else None, say=lab.run.log)
