@@ -77,7 +77,7 @@ test-load: env
 test-browser: env
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { [ "$$(id -u)" = 0 ] || { echo "clawlab: please install the Debian package chromium first" >&2; exit 1; }; \
 	 apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; }
-	@CLAWLAB_TEST_BROWSER=1 $(BIN)/python -m pytest tests/test_viewer.py
+	@$(BIN)/python -m pytest tests/test_viewer.py
 
 # Every harness there is, OpenClaw too: 800 MB more, and half a minute of processor for each of its rollouts.
 test-harnesses: env

@@ -232,6 +232,12 @@ def test_sft_is_the_per_token_mean():
     assert tr.nll([build_tree(r.calls) for r in rs]) == pytest.approx(want, abs=1e-4)
     assert tr.sft_step([build_tree(r.calls) for r in rs])['nll'] == pytest.approx(want, abs=1e-4)
 
+def test_sft_computes_no_entropies(monkeypatch):
+    "whatever RL is to add to its loss"
+    tr, asked, real = Trainer(model_(), entropy=.01), [], T.logprobs; rs = random_rollouts(tr.model, 2)
+    monkeypatch.setattr(T, 'logprobs', lambda *a, entropy=False, **k: asked.append(entropy) or real(*a, entropy=entropy, **k))
+    tr.sft_step([build_tree(r.calls) for r in rs]); assert asked and not any(asked)
+
 def test_grpo_gradient_is_the_textbook_one():
     "First update: ratio 1, so the gradient is that of -1/N sum_i A_i mean_t logp (no KL yet), on rows."
     model = model_(); rs = random_rollouts(model, 3); s = prepare(rs)
