@@ -174,10 +174,11 @@ def execute(notebook: Path, to: Path, params: Mapping[str, Any], *, deadline_s: 
                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL if quiet else sys.stderr.fileno() if _has_fd(sys.stderr) else None, stderr=subprocess.DEVNULL if quiet else None)
     try: why = _watch(proc, deadline_s, grace_s)
     finally: _end(proc)
+    e = json.loads((to/'error.json').read_text()) if (to/'error.json').exists() else dict(cell=None, ename='exit', evalue=str(proc.returncode))
+    if e['ename'] == 'DeadKernelError': why = DIED
     if why == DIED and (to/'memory').is_file(): why += f' (the run used up to {(to/"memory").read_text().strip()} MB of memory)'
     if why: raise StudyError(f'{notebook.stem}: {why}; what it had done is in {to}, and a second call goes on from there')
     if proc.returncode == 0: return
-    e = json.loads((to/'error.json').read_text()) if (to/'error.json').exists() else dict(cell=None, ename='exit', evalue=str(proc.returncode))
     first = (str(e['evalue']).strip().splitlines() or [''])[0]
     if e['ename'] == 'InputError': raise InputError(first)
     raise StudyError(f"{notebook.stem}: {'cell ' + str(e['cell']) + ': ' if e['cell'] else ''}{e['ename']}: {first} (executed notebook: {to/'notebook.ipynb'})")
