@@ -304,6 +304,26 @@ def test_flipped_bytes_in_the_file(tmp_path_factory, caplog, seed):
         for k, c in got.items(): same(c, before[k])
         assert not v['ok'] or len(got) == len(before), v
 
+@pytest.mark.parametrize('how', ['zeros', 'noise'])
+def test_a_lost_page_takes_no_other_rollout_with_it(tmp_path, caplog, how):
+    "Page after page: the rollouts come back, one by one if need be, with exact calls, or it is said in one line; `rollout` and its filters agree."
+    caplog.set_level(logging.CRITICAL, 'clawlab.store'); rng, whole = random.Random(how), 0
+    with Store.open(tmp_path/'s.db') as s:
+        for r in 'abcd': fill(s, 3, r); s.put_rollout(Rollout(r, 't', 'h', group='g' if r < 'c' else 'k', outcome='ok', reward=.5, meta={'x': rng.randbytes(700).hex()}))
+        s.writer.submit(lambda db: None).result(); before = {r.rollout_id: r for r in s.rollouts(with_calls=True)}
+    raw = (tmp_path/'s.db').read_bytes(); size, f = int.from_bytes(raw[16:18]), tmp_path/'p.db'
+    for at in range(size, len(raw), 2*size):
+        f.write_bytes(raw[:at] + (bytes(size) if how == 'zeros' else rng.randbytes(size)) + raw[at + size:])
+        try:
+            with Store.open(f, create=False) as s:
+                rs = s.rollouts(with_calls=True); whole += len(rs) == 4
+                assert {r.rollout_id for r in s.rollouts(group='g')} == {r.rollout_id for r in rs if r.group == 'g'}
+                for r in rs:
+                    assert r.meta.get('x') == before[r.rollout_id].meta['x'] and len(s.rollout(r.rollout_id).calls) == len(r.calls)
+                    for c in r.calls: same(c, next(b for b in before[r.rollout_id].calls if b.call_id == c.call_id))
+        except (DataError, InputError): pass
+    assert whole > len(raw)/size/4, 'most pages are nobody\'s record'
+
 def test_gc_frees_what_nothing_refers_to(store):
     fill(store, 20)
     for i in 'ab': store.put_call(call(f'big{i}', 0, rollout=i, tools=(dict(name='gone'),)), os.urandom(400_000)).result()

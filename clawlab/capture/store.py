@@ -90,8 +90,8 @@ def _rollout(row) -> Rollout:
 @_patch(Store)
 def rollout(self, rollout_id: str) -> Rollout:
     "One rollout with its calls; if some are damaged, it is dropped, and `meta['damaged']` says which and why. Error: `InputError` if there is none."
-    rows = self.read('select * from rollouts where rollout_id=?', rollout_id)
-    if not rows: raise InputError(f'no rollout {rollout_id} in {self.path}')
+    rows, lost = self._rows('rollouts', rollout_id)
+    if not rows: raise DataError(f'rollout {rollout_id} is not among the records of {self.path} that can be read: {next(iter(lost.values()))}') if lost else InputError(f'no rollout {rollout_id} in {self.path}')
     return self._filled(_rollout(rows[0]))
 
 @_patch(Store)
@@ -106,7 +106,14 @@ def rollouts(self, *, with_calls=False, checkpoint=None, harness=None, split=Non
     "Rollouts in the order they started; each filter is a value or a list of values. A damaged record is logged and left out."
     where, args = _filters(checkpoint=checkpoint, harness=harness, split=split, group=group, task_id=task_id, outcome=outcome)
     out = []
-    for row in self.read(f'select * from rollouts{where} order by t_start, id', *args):
+    try: rows = self.read(f'select * from rollouts{where} order by t_start, id', *args)
+    except self.base.error as e:
+        log.warning('%s: %s; reading row by row', self.path, e)
+        want = {k: x if isinstance(x, (list, tuple, set)) else [x] for k, x in dict(checkpoint=checkpoint, harness=harness, split=split, group=group, task_id=task_id, outcome=outcome).items() if x is not None}
+        rows = self._each('rollouts', '*', self._ids('rollouts'), lost := {})
+        rows = sorted((r for r in rows if all(r[k] in x for k, x in want.items())), key=lambda r: (r['t_start'] or 0, r['id']))
+        if lost: log.warning('%s: %d records of rollouts cannot be read', self.path, len(lost))
+    for row in rows:
         try: r = _rollout(row)
         except DataError as e: log.warning('%s', e); continue
         out.append(self._filled(r) if with_calls else r)
