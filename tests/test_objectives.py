@@ -411,3 +411,30 @@ def test_value_loss_by_hand():
     assert value_loss(torch.tensor([0., 1.]), [0., 1.], [1., 1.])[1]['explained_variance'] == 1
     y = torch.tensor([1.], requires_grad=True); loss, m = value_loss(y, [0.], [0.]); loss.backward(); assert loss == 0 and y.grad == 0
     with pytest.raises(InputError): value_loss(v[:1], [1.], [1.], clip=.2)
+
+# ---- numbers without a meaning
+
+E0 = np.zeros(1)
+def loss1(**kw): return policy_loss(torch.zeros(1, requires_grad=True), E0, E0 + 1, E0 + 1, E0 + 1, ref_E=E0, entropy_E=torch.ones(1), **kw)
+NAN, INF = float('nan'), float('inf')
+
+@pytest.mark.parametrize('f,kw', [
+    *[(lambda mode, cap: is_weights([0.], [0.], [0], mode=mode, cap=cap), dict(mode=m, cap=c)) for m in ('token_tis', 'seq_tis', 'mis', 'veto') for c in (NAN, 0., -1., .5)],
+    *[(loss1, dict([kw])) for kw in (('clip', (NAN, .2)), ('clip', (.2, -.1)), ('clip', (.2,)), ('dual_clip', NAN), ('dual_clip', .5), ('kl', NAN), ('kl', -1.), ('kl', INF), ('entropy', NAN), ('entropy', -INF))],
+    *[(lambda clip: value_loss(torch.zeros(1), E0, E0 + 1, old_E=E0, clip=clip), dict(clip=c)) for c in (NAN, -.1)],
+    *[(lambda **kw: tree_gae(E0, [-1], [True], **{'reward': 1., **kw}), dict([kw])) for kw in (('gamma', NAN), ('gamma', 1.5), ('lam', -.1), ('lam', INF), ('reward', NAN), ('reward', 1e200))],
+    *[(lambda kind, **kw: advantages(kind, [], [], [], harness_R=[], values_T=np.zeros(0), **kw), kw) for kw in (dict(kind='ppo', gamma=2.), dict(kind='ppo', lam=NAN), dict(kind='gigpo', omega=INF), dict(kind='gigpo', step_discount=1.1), dict(kind='grpo', call_discount=NAN), dict(kind='rloo', call_discount=0.))],
+    *[(lambda n: grpo_advantages([1, 0], [0, 0], unit='sample', samples_R=[n, 1]), dict(n=n)) for n in (NAN, INF, -1.)],
+    *[(lambda w: loss_coef([True], [0], [0], [0], [w]), dict(w=w)) for w in (NAN, INF, -1.)]])
+def test_an_option_without_a_meaning_is_refused(f, kw):
+    with pytest.raises(InputError): f(**kw)
+
+def test_limits_that_have_a_meaning_stay():
+    assert is_weights([3.], [0.], [0], cap=INF)[0] == pytest.approx(np.exp(3)) and is_weights([3.], [0.], [0], mode='mis', cap=INF)[0] > 20
+    assert loss1(clip=(INF, INF), dual_clip=None, kl=0)[0].isfinite() and tree_gae(E0, [-1], [True], 1., gamma=0, lam=0)[0] == 1 and loss_coef([False], [0], [0], [0], [NAN]) == 0
+
+@pytest.mark.parametrize('x', [1e16, -1e151, 1e300])
+def test_rewards_whose_squares_overflow_are_refused(x):
+    for f in (lambda r: grpo_advantages(r, [0, 0]), lambda r: rloo_advantages(r, [0, 0]), lambda r: reinforce_pp_advantages(r, [0, 0], ['h', 'h']), lambda r: without_signal(r, [0, 0])):
+        with pytest.raises(InputError, match='a reward is'): f([x, 0.])
+    a, _ = grpo_advantages([1e15, -1e15, None], [0]*3); assert a[:2] == pytest.approx([1, -1]) and np.isfinite(np.float32(1e15)**2)

@@ -308,6 +308,23 @@ def test_nan_stops_before_the_weights(tmp_path, monkeypatch):
     z = np.load(next(tmp_path.glob('not-finite-step0001.npz')))
     assert set(z['rollout_ids']) <= {r.rollout_id for r in rs} and len(z['adv_E']) == len(z['old_E']) == z['train_T'].sum()
 
+@pytest.mark.parametrize('good', [0, 1, 3])
+def test_who_stops_says_how_much_of_the_step_is_in_the_weights(tmp_path, good):
+    "Four updates a step; the one after `good` is poisoned."
+    tr = Trainer(model_(), lr=1e-2); tr.rl_step(random_rollouts(tr.model, 3)); tr.dump = tmp_path; rs, w0, real, n = random_rollouts(tr.model, 1), copy.deepcopy(tr.weights()), tr.opt.clip, [0]
+    def clip(most): n[0] += 1; return real(most) if n[0] <= good else float('nan')
+    tr.opt.clip = clip
+    with pytest.raises(NotFinite) as e: tr.rl_step(rs)
+    assert same(w0, tr.weights()) == (not good) and tr.updates == 4 + good and tr.step == 1
+    assert ('the weights are as they were' in str(e.value)) == (not good) and (not good or f'this update was not made, {good} before it in the step were' in str(e.value))
+
+def test_a_batch_that_cannot_be_saved_does_not_hide_why(tmp_path, monkeypatch):
+    tr = Trainer(model_()); tr.dump = tmp_path; tr.params[0].register_hook(lambda g: g*float('nan'))
+    def full(path, **kw): path.write_bytes(b'half'); raise OSError(28, 'No space left on device')
+    monkeypatch.setattr(np, 'savez_compressed', full)
+    with pytest.raises(NotFinite, match='gradient is not finite; the batch could not be saved .No space left on device.'): tr.rl_step(random_rollouts(tr.model, 1))
+    assert not list(tmp_path.iterdir())
+
 def test_nan_gradient_and_nan_policy_stop(tmp_path):
     tr = Trainer(model_()); tr.dump = tmp_path; trees = [build_tree(r.calls) for r in random_rollouts(model_(), 1)]
     h = tr.params[0].register_hook(lambda g: g*float('nan'))
@@ -372,9 +389,17 @@ def test_one_run_at_a_time_in_a_folder(tmp_path):
             with C.alone(tmp_path/'r'): pass
     with C.alone(tmp_path/'r'): pass
 
-@pytest.mark.parametrize('bad', [dict(lr=float('nan')), dict(lr=float('inf')), dict(kl=float('nan')), dict(temperature=float('inf')), dict(switches=dict(call_discount=float('nan'))), dict(seed=-1)])
-def test_numbers_that_are_none_are_refused_at_the_start(bad):
-    with pytest.raises(InputError, match='finite numbers|a seed is'): Trainer(model_(), **bad)
+@pytest.mark.parametrize('bad', [dict(lr=float('nan')), dict(lr=float('inf')), dict(lr=-1e-3), dict(lr=lambda step: float('nan')), dict(kl=float('nan')), dict(temperature=float('inf')), dict(temperature=float('nan')), dict(switches=dict(call_discount=float('nan'))), dict(seed=-1),
+    dict(max_norm=float('nan')), dict(clip=(float('nan'), .2)), dict(value_clip=-1.), dict(epochs=0), dict(minibatches=0), dict(token_budget=0), dict(weight_decay=-1.), dict(threads=-1), dict(kind='ppo', pretrain=-1), dict(kind='ppo', critic_lr=float('nan')),
+    dict(kind='ppo', switches=dict(lam=2.)), dict(switches=dict(call_discount=7.)), dict(kind='gigpo', switches=dict(step_discount=-1.)), dict(loss='reinforce'), dict(correction='tis'), dict(normalizer='batch'), dict(timeout='forgive'), dict(unit='row'), dict(weight='cube')])
+def test_what_no_step_can_use_is_refused_at_the_start(bad):
+    with pytest.raises(InputError): Trainer(model_(), **bad)
+
+def test_a_rate_that_is_none_later_leaves_the_weights(tmp_path):
+    tr = Trainer(model_(), lr=lambda step: 1e-3 if not step else float('nan')); trees = [build_tree(r.calls) for r in random_rollouts(tr.model, 1)]
+    tr.sft_step(trees); w0 = copy.deepcopy(tr.weights())
+    with pytest.raises(InputError, match='a learning rate is nan'): tr.sft_step(trees)
+    assert same(w0, tr.weights()) and tr.step == 1
 
 async def test_whoever_interrupts_need_not_wait_for_the_last_step(monkeypatch):
     from clawlab.learn.loops import apart

@@ -10,7 +10,7 @@ from typing import Sequence
 import numpy as np
 from ..records import InputError
 from .tree import Tree
-from .objectives import EPS, _ids, _rewards, explained_variance, group_stats, grpo_advantages, tree_gae, whiten
+from .objectives import EPS, _ids, _rewards, number, explained_variance, group_stats, grpo_advantages, tree_gae, whiten
 
 # %% auto #0
 __all__ = ['TIMEOUT', 'SCORED', 'ESTIMATORS', 'NEEDS_VALUES', 'outcome_rewards', 'rloo_advantages', 'reinforce_pp_advantages',
@@ -116,6 +116,7 @@ def _per_call(estimate):
 # %% ../../nbs/31a_learn.advantages.ipynb #e16297c9
 def gigpo_advantages(trees, rewards_R, groups_R, *, omega: float = 1., step_discount: float = .95, std_norm: bool = True) -> tuple[list, dict]:
     "float64[C] for each rollout and `group_stats` metrics, with `step_groups` (of two calls or more) and `step_calls` in them (GiGPO: Feng et al., arXiv 2505.10978, eq. 3-8)."
+    number('omega', omega); number('step_discount', step_discount, 0, 1)
     adv, m = grpo_advantages(rewards_R, groups_R, std_norm=std_norm)
     r, valid = _rewards(rewards_R); at, x, key = [], [], []
     for i in np.flatnonzero(valid):
@@ -131,6 +132,7 @@ def gigpo_advantages(trees, rewards_R, groups_R, *, omega: float = 1., step_disc
 # %% ../../nbs/31a_learn.advantages.ipynb #c9fc68f0
 def ppo_advantages(trees, rewards_R, groups_R, values_T, *, gamma: float = 1., lam: float = 1., whiten_adv: bool = False) -> tuple[np.ndarray, dict]:
     "float64[T] and metrics: `valid`, `skipped` (nobody), `returns` float64[T] (targets of the critic), `explained_variance` (PPO with tree-GAE; algorithms, section 4)."
+    number('gamma', gamma, 0, 1); number('lam', lam, 0, 1)
     r, valid = _rewards(rewards_R); values = np.asarray(values_T, np.float64)
     ends = np.cumsum([len(t.ids_T) for t in trees])
     if len(values) != (ends[-1] if len(ends) else 0): raise InputError(f'{len(values)} values for {ends[-1] if len(ends) else 0} tokens')

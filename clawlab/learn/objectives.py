@@ -11,15 +11,22 @@ import torch
 from ..records import DataError, InputError
 
 # %% auto #0
-__all__ = ['EPS', 'NORMALIZERS', 'CORRECTIONS', 'CISPO_MAX', 'SURROGATES', 'group_stats', 'grpo_advantages', 'loss_coef',
-           'is_weights', 'quantiles', 'correction_metrics', 'policy_loss', 'tree_gae', 'whiten', 'explained_variance',
-           'value_loss']
+__all__ = ['FINITE', 'MOST', 'EPS', 'NORMALIZERS', 'CORRECTIONS', 'CISPO_MAX', 'SURROGATES', 'number', 'group_stats',
+           'grpo_advantages', 'loss_coef', 'is_weights', 'quantiles', 'correction_metrics', 'policy_loss', 'tree_gae',
+           'whiten', 'explained_variance', 'value_loss']
 
 # %% ../../nbs/31_learn.objectives.ipynb #deb507f2
+FINITE, MOST = float(np.finfo(np.float64).max), 1e15   # MOST: of a reward
+
+def number(what: str, x, lo: float = -FINITE, hi: float = FINITE):
+    "`InputError` unless x is a number in [lo, hi]; NaN never is, an infinity only where it is a bound."
+    if not isinstance(x, (int, float, np.number)) or not lo <= x <= hi:
+        raise InputError(f'{what} is {x!r}, but must be a {"finite " if hi == FINITE else ""}number' + (f' in [{lo:g}, {hi:g}]' if hi < FINITE else f', {lo:g} or more' if lo > -FINITE else ''))
+
 def _rewards(rewards_R):
-    "float64[R] and which of them are there; infinities are refused."
+    "float64[R] and which of them are there; infinities and numbers close to one are refused."
     r = np.array([np.nan if x is None else float(x) for x in rewards_R], np.float64)
-    if np.isinf(r).any(): raise InputError('a reward is infinite')
+    if len(bad := r[np.abs(r) > MOST]): raise InputError(f'a reward is {bad[0]:g}: beyond {MOST:g} there is no arithmetic with it')
     return r, ~np.isnan(r)
 
 def _ids(ids, what):
@@ -45,6 +52,7 @@ def group_stats(rewards_R, groups_R, *, unit: str = 'rollout', samples_R=None) -
     if unit == 'sample' and samples_R is None: raise InputError("unit='sample' needs samples_R")
     w = np.ones(len(r)) if unit == 'rollout' else np.asarray(samples_R, np.float64)
     if not len(r) == len(g) == len(w): raise InputError(f'{len(r)} rewards, {len(g)} groups, {len(w)} weights')
+    if not ((w >= 0) & (w < np.inf)).all(): raise InputError('a number of samples is negative or not finite')
     dev, std, size, skipped, flat, empty = np.zeros(len(r)), np.zeros(len(r)), np.zeros(len(r)), np.zeros(len(r), bool), 0, 0
     stds, groups = [], int(g.max(initial=-1) + 1)
     for every in np.split(np.argsort(g, kind='stable'), np.cumsum(np.bincount(g))[:-1]) if groups else ():
@@ -86,6 +94,7 @@ def loss_coef(train_T, # bool[T], of all trees of the step
     if normalizer not in NORMALIZERS: raise InputError(f'unknown normalizer {normalizer!r}; there are {", ".join(NORMALIZERS)}')
     train = np.asarray(train_T, bool)
     w = np.where(train, np.asarray(weight_T, np.float64), 0.)  # where, not times: a masked weight may be NaN
+    if not ((w >= 0) & (w < np.inf)).all(): raise InputError('a weight of a trained token is negative or not finite')
     r = _ids(rollout_T, 'rollout')
     if normalizer == 'token': return _share(np.zeros(len(w), np.int64), w, 1)
     if normalizer == 'rollout': return _share(r, w, r.max(initial=0) + 1)
@@ -103,11 +112,14 @@ CORRECTIONS = ('token_tis', 'seq_tis', 'mis', 'veto', 'none')
 def is_weights(old_E,   # log-probs recomputed by the trainer before the first update of the batch
                behav_E, # log-probs recorded when sampling
                call_E,  # call of each entry, unique in the step
-               *, mode: str = 'token_tis', cap: float = 2.0) -> np.ndarray:
+               *, mode: str = 'token_tis',
+               cap: float = 2.0 # 1 or more; infinite: no truncation
+              ) -> np.ndarray:
     """float32[E]; before packing, since calls must be whole. Entries without a recorded log-prob are refused.
 
     TIS, sequence-TIS, MIS and the veto: Yao et al. 2025, Liu et al. 2025 (rollout-training mismatch); algorithms, section 5. `correction_metrics` tells what it did."""
     if mode not in CORRECTIONS: raise InputError(f'unknown correction {mode!r}; there are {", ".join(CORRECTIONS)}')
+    number('the cap', cap, 1, np.inf)
     old, behav = (np.asarray(x.detach().cpu() if torch.is_tensor(x) else x, np.float32) for x in (old_E, behav_E))
     if mode == 'none': return np.ones(len(old), np.float32)
     if not (np.isfinite(old).all() and np.isfinite(behav).all()): raise DataError('entries without a log-prob (an oracle or scripted reply?) can be used by SFT, not by RL')
@@ -156,6 +168,8 @@ def policy_loss(logp_E: torch.Tensor, # with gradient
     PPO arXiv 1707.06347 with clip-higher (DAPO, 2503.14476) and dual clip (1912.09729); CISPO 2506.13585; k3: Schulman 2020; algorithms, section 5.
     `n` entries count and `masked` do not; `clip_frac`, `kl_old` (k3 against old), `kl_ref`, `entropy` are means over them, `ratio_*` quantiles."""
     if kind not in SURROGATES: raise InputError(f'unknown kind {kind!r}; there are {", ".join(SURROGATES)}')
+    if len(clip) != 2: raise InputError(f'clip is {clip}: two numbers, below and above 1')
+    for what, x, lo, hi in (('clip', clip[0], 0, np.inf), ('clip', clip[1], 0, np.inf), ('dual_clip', dual_clip or 1, 1, np.inf), ('kl', kl, 0, FINITE), ('entropy', entropy, -FINITE, FINITE)): number(what, x, lo, hi)
     t = lambda x: torch.as_tensor(x, device=logp_E.device).to(logp_E.dtype)
     coef, w = t(coef_E), t(w_E)
     some, on = coef != 0, (coef != 0) & (w != 0)
@@ -198,6 +212,7 @@ def tree_gae(values_T, # float[T]; only those at trained positions are read
     "Advantages and λ-returns of one tree, float64[T], 0 where nothing is trained (GAE: arXiv 1506.02438; on trees: algorithms, section 4)."
     values, parent, train = np.asarray(values_T, np.float64), np.asarray(parent_T, np.int64), np.asarray(train_T, bool)
     if (parent >= np.arange(len(parent))).any(): raise InputError('a parent stands after its child')
+    number('gamma', gamma, 0, 1); number('lam', lam, 0, 1); number('a reward', reward, -MOST, MOST)
     adv, ret, at = np.zeros(len(values)), np.zeros(len(values)), np.flatnonzero(train)
     V, n = values[at], len(at)
     if not np.isfinite(V).all(): raise DataError('a value at a trained position is not finite')
@@ -233,6 +248,7 @@ def explained_variance(value_E, return_E, weight_E=None) -> float:
 def value_loss(value_E: torch.Tensor, # with gradient
                return_E, coef_E, *, old_E=None, clip: float | None = None) -> tuple[torch.Tensor, dict]:
     "Sum over entries of `coef * (value - return)^2 / 2`, and metrics; entries with coefficient 0 stay out (`clip`: PPO2, in Engstrom et al., arXiv 2005.12729)."
+    if clip is not None: number('the clip of the values', clip, 0, np.inf)
     t = lambda x: torch.as_tensor(x, device=value_E.device).to(value_E.dtype)
     on = t(coef_E) != 0
     v, R, c = value_E[on], t(return_E)[on], t(coef_E)[on]

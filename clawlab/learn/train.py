@@ -12,8 +12,8 @@ from typing import Callable, Iterable
 import numpy as np, torch
 from ..records import Call, ClawlabError, DataError, InputError, Rollout
 from .tree import Tree, build_tree, concat
-from .objectives import correction_metrics, explained_variance, is_weights, policy_loss, value_loss
-from .advantages import ESTIMATORS, NEEDS_VALUES, advantages
+from .objectives import FINITE, correction_metrics, explained_variance, is_weights, loss_coef, number, policy_loss, value_loss
+from .advantages import ESTIMATORS, NEEDS_VALUES, advantages, outcome_rewards
 from .forest import hold_memory, logprobs, values
 from .steps import LAYOUTS, Mini, check_behaviour, deal, make_mini, prepare, rl_mini
 from .weights import DTYPES, Adam, critic_of, digest, lora_layers, merged
@@ -24,7 +24,7 @@ __all__ = ['Stopped', 'NotFinite', 'Trainer', 'patch_trainer']
 
 # %% ../../nbs/36_learn.train.ipynb #92c510bb
 class Stopped(ClawlabError): "Somebody interrupted; nothing of the step was kept."
-class NotFinite(ClawlabError): "A loss or gradient is not finite. The batch was saved, the weights are as they were."
+class NotFinite(ClawlabError): "A loss or gradient is not finite. The batch was saved; of the step, only the updates before this one were made."
 
 class Trainer:
     "AdamW over whole rollouts; `step` counts finished steps of the loop that drives it."
@@ -49,9 +49,10 @@ class Trainer:
                 ):
         for what, x, known in (('kind', kind, ESTIMATORS), ('layout', layout, LAYOUTS), ('number format', dtype, DTYPES)):
             if x not in known: raise InputError(f'unknown {what} {x!r}; there are {", ".join(known)}')
-        if not all(np.isfinite(x) for x in (temperature, kl, entropy, *(x for x in (lr, critic_lr) if isinstance(x, (int, float))), *[x for x in (switches or {}).values() if isinstance(x, (int, float))])): raise InputError('learning rates, temperature, coefficients and switches are finite numbers')
-        if seed < 0: raise InputError(f'a seed is 0 or more, not {seed}')
-        if not temperature > 0: raise InputError(f'temperature {temperature}: a greedy policy has no log-probs to train on')
+        for what, x, lo in (('temperature', temperature, 0), ('weight_decay', weight_decay, 0), ('seed', seed, 0), ('pretrain', pretrain, 0), ('epochs', epochs, 1), ('minibatches', minibatches, 1), ('token_budget', token_budget, 1), ('max_leaves', max_leaves, 1), ('threads', threads or 1, 1),
+                            *((k, x, -FINITE) for k, x in (switches or {}).items())): number(what, x, lo)
+        number('max_norm', max_norm, 0, np.inf)
+        if not temperature: raise InputError(f'temperature {temperature}: a greedy policy has no log-probs to train on')
         self.device, self.dtype = device or ('cuda' if torch.cuda.is_available() else 'cpu'), dtype
         if self.device == 'cpu': hold_memory()
         self.model, self.lr, self.kind = model.to(device=self.device, dtype=DTYPES[dtype]).eval(), lr, kind
@@ -61,6 +62,7 @@ class Trainer:
         self.loss, self.clip, self.kl, self.entropy, self.correction, self.normalizer = loss, tuple(clip), kl, entropy, correction, normalizer
         self.temperature, self.value_clip, self.pretrain = temperature, value_clip, pretrain
         self.token_budget, self.epochs, self.minibatches, self.max_norm, self.seed, self.threads, self.assets = token_budget, epochs, minibatches, max_norm, seed, threads, assets
+        self._check(unit, weight, timeout)
         self.step = self.updates = self.pretrained = 0          # `pretrained`: batches of the critic alone
         self.names = [n for n, p in model.named_parameters() if p.requires_grad]
         self.params = [p for p in model.parameters() if p.requires_grad]
@@ -73,10 +75,19 @@ class Trainer:
         self.ready = kind not in NEEDS_VALUES or not pretrain              # whether the policy is trained
         self.stopped = False                                    # set from outside: the next forest ends the step with `Stopped`
         self.reference = self.dump = self._linked = None        # `_linked`: a checkpoint that already has the reference
+        self._made = -1, 0                                      # a step, and how many updates of it were made
+
+    def _check(self, unit, weight, timeout):
+        "What the functions of a step would refuse after its rollouts were paid for is refused now: they are called with nothing."
+        no, x = np.zeros(0), torch.zeros(0)
+        outcome_rewards([], [], [], timeout=timeout); build_tree([], weight=weight)
+        advantages(self.kind, [], [], [], harness_R=[], values_T=no, **{**self.switches, **({'unit': unit} if 'unit' in ESTIMATORS[self.kind].switches else {})})
+        loss_coef(no, no, no, no, no, normalizer=self.normalizer); is_weights(no, no, no, mode=self.correction)
+        policy_loss(x, x, x, x, x, kind=self.loss, clip=self.clip, kl=self.kl, entropy=self.entropy); value_loss(x, x, x, old_E=x, clip=self.value_clip)
 
     def _lr(self, lr=None):
-        lr = self.lr if lr is None else lr
-        return float(lr(self.step) if callable(lr) else lr)
+        lr = self.lr if lr is None else lr; lr = lr(self.step) if callable(lr) else lr
+        number('a learning rate', lr, 0); return float(lr)
     def weights(self) -> dict: return merged(self.model)
     def __repr__(self): return f'Trainer({self.kind}, {sum(p.numel() for p in self.params):,} parameters, step {self.step}, {self.updates} updates)'
 
@@ -152,7 +163,7 @@ def _differ(a, b):
 @patch_trainer
 def _update(self, opt: Adam, forward: Callable, mini: Mini, loss_of: Callable, lr) -> dict:
     "One AdamW update from `loss_of(forward(forest), entries)`, the loss of a part of the entries; raises `NotFinite` instead of making a bad one."
-    opt.zero(); total = 0.
+    opt.zero(); total, lr = 0., self._lr(lr)
     for f, e in self._parts(mini):
         try: loss = loss_of(forward(f), e)
         except DataError as err: self._stop(mini, str(err))
@@ -160,7 +171,7 @@ def _update(self, opt: Adam, forward: Callable, mini: Mini, loss_of: Callable, l
         loss.backward(); opt.collect(); total += float(loss.detach())
     norm = opt.clip(self.max_norm)
     if not np.isfinite(norm): self._stop(mini, 'the gradient is not finite')
-    opt.step(lr := self._lr(lr))
+    opt.step(lr); self._made = self.step, self._so_far() + 1
     return dict(loss=total, grad_norm=norm, lr=lr)
 
 @patch_trainer
@@ -170,11 +181,19 @@ def _update_policy(self, mini: Mini, loss_of: Callable, entropy: bool = False) -
 
 @patch_trainer
 def _stop(self, mini, why):
-    d = Path(self.dump or tempfile.gettempdir()); d.mkdir(parents=True, exist_ok=True)
-    path, b = d/f'not-finite-step{self.step + 1:04d}.npz', concat(mini.trees)
+    path, b = Path(self.dump or tempfile.gettempdir())/f'not-finite-step{self.step + 1:04d}.npz', concat(mini.trees)
     arrays = {k: x for k in ('behav_E', 'call_E', 'coef_E', 'adv_E', 'old_E', 'ref_E', 'w_E', 'value_E', 'return_E', 'reward_S') if (x := getattr(mini, k)) is not None}
-    np.savez_compressed(path, rollout_ids=np.array([t.rollout_id for t in mini.trees]), ids_T=b.ids_T, train_T=b.train_T, rollout_T=b.rollout_T, **arrays)
-    raise NotFinite(f'step {self.step + 1}: {why}; the batch is in {path.name}, the weights are as they were')
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(path, rollout_ids=np.array([t.rollout_id for t in mini.trees]), ids_T=b.ids_T, train_T=b.train_T, rollout_T=b.rollout_T, **arrays); where = f'the batch is in {path.name}'
+    except OSError as e: path.unlink(missing_ok=True); where = f'the batch could not be saved ({e.strerror})'   # whatever it is: the first news is the loss
+    k = self._so_far()
+    raise NotFinite(f'step {self.step + 1}: {why}; {where}, ' + (f'this update was not made, {k} before it in the step were' if k else 'the weights are as they were'))
+
+@patch_trainer
+def _so_far(self) -> int:
+    "Updates of the step that is computed."
+    return self._made[1] if self._made[0] == self.step else 0
 
 # %% ../../nbs/36_learn.train.ipynb #0ea04416
 @patch_trainer
@@ -301,4 +320,5 @@ def load(self, path: str | Path) -> dict:
     self.reference = None
     if 'reference' in c.parts: self.set_reference(); copy_in(dict(zip(self.names, self.reference)), c.parts['reference'], 'reference'); self._linked = c.path
     self.step, self.updates, self.pretrained, self.ready = s['step'], s['updates'], s.get('pretrained', 0), s.get('ready', True) if self.critic else True
+    self._made = -1, 0
     return s
