@@ -294,6 +294,11 @@ def test_kl_is_measured_against_the_first_policy():
     assert abs(kl[0]) < 1e-6 < kl[1] < kl[2]
     a = gradients(Trainer(model_(), kl=0.), lambda t: t.rl_step(random_rollouts(t.model, 8))); assert len(a)
 
+def test_a_row_stays_json_however_far_the_policy_went():
+    tr = Trainer(model_(), correction='none'); tr.set_reference()
+    with torch.no_grad(): tr.params[0].mul_(1e4)   # log-probs of thousands
+    m = tr.rl_step(random_rollouts(model_(), 1)); json.dumps(m, allow_nan=False); assert m['kl'] > 1e6
+
 # ---- failure and resume
 
 def test_nan_stops_before_the_weights(tmp_path, monkeypatch):

@@ -271,7 +271,7 @@ def _value_objective(self, m: Mini):
 def _objective(self, m: Mini, ratios: list, cut: list):
     def loss_of(x, e):
         logp, H = x if self.entropy else (x, None)
-        r = np.exp(logp.detach().double().cpu().numpy() - m.old_E[e]); lo, hi = 1 - self.clip[0], 1 + self.clip[1]
+        r = np.exp(np.clip(logp.detach().double().cpu().numpy() - m.old_E[e], -20, 20)); lo, hi = 1 - self.clip[0], 1 + self.clip[1]
         ratios.append(r); cut.append(((r > hi) & (m.adv_E[e] > 0)) | ((r < lo) & (m.adv_E[e] < 0)))
         return policy_loss(logp, m.old_E[e], m.adv_E[e], m.coef_E[e], m.w_E[e], ref_E=None if m.ref_E is None else m.ref_E[e], entropy_E=H, kind=self.loss, clip=self.clip, kl=self.kl, entropy=self.entropy)[0]
     return loss_of
@@ -281,7 +281,7 @@ def _metrics(self, minis, entropy, ups, ratios, cut, version):
     cat = lambda k: np.concatenate([getattr(m, k) for m in minis]).astype(np.float64)
     out = dict(updates=len(ups), lr=ups[-1]['lr'] if ups else None, entries=sum(len(m.coef_E) for m in minis), forest_tokens=sum(len(f.ids_T) for m in minis for f in m.forests))
     if not minis: return out
-    old, d = cat('old_E'), (cat('ref_E') - cat('old_E') if self.kl else None)
+    old, d = cat('old_E'), (np.clip(cat('ref_E') - cat('old_E'), -20, 20) if self.kl else None)   # as the loss does
     age = None if version is None else version - np.concatenate([t.versions_T[t.train_T] for m in minis for t in m.trees])
     out.update(kl=None if d is None else float(np.mean(np.exp(d) - d - 1)), entropy=float(np.concatenate(entropy).mean()), engine_trainer=_differ(old, cat('behav_E')),
                correction=correction_metrics(old, cat('behav_E'), cat('w_E')), staleness=None if age is None else dict(mean=float(age.mean()), max=int(age.max())))
