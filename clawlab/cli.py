@@ -4,7 +4,7 @@
 
 # %% ../nbs/90_cli.ipynb #35dfa4b9
 from __future__ import annotations
-import asyncio, contextlib, errno, gc, hashlib, os, signal, sys
+import asyncio, contextlib, errno, gc, hashlib, os, signal, sys, sqlite3
 from pathlib import Path
 from typing import Annotated, Optional
 import typer
@@ -54,6 +54,7 @@ def main(args: list[str] | None = None) -> int:
         if e.errno not in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR): raise
         say(f"clawlab: {e.filename or ''}: {e.strerror}".replace(': :', ':')); code = 2
     except (KeyboardInterrupt, typer.Abort): say('clawlab: interrupted'); code = 130
+    except sqlite3.Error as e: say(f'clawlab: the store: {one_line(e)}'); code = 1   # a full disk, in its words
     code = code if isinstance(code, int) else 0
     if args is None: sys.exit(code)
     return code

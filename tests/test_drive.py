@@ -68,8 +68,10 @@ def test_from_sft_to_a_model_that_is_tried_by_hand(capfd, tmp_path, policy):
     (('train', 'sft', '--model', 'M', '--to', 'X'), 'demonstrations come from --store'), (('train', 'sft', '--model', 'M', '--to', 'X', '--store', '/nowhere.db'), 'no store at /nowhere.db'),
     *[(('train', 'grpo', '--model', 'M', '--to', 'X', '--tasks', 'nano', *more), line) for more, line in (
         (('--harness', 'react=-1'), 'a ratio above 0'), (('--harness', 'react=nan'), 'a ratio above 0'), (('--harness', 'react=inf'), 'a ratio above 0'), (('--harness', 'react,react'), 'each harness once'),
-        (('--harness', 'react', '--lr', 'inf'), 'finite numbers'), (('--harness', 'react', '--temperature', 'inf'), 'finite numbers'), (('--harness', 'react', '--penalty', 'nope=1'), "unknown reward component 'nope'"),
+        (('--harness', 'react', '--lr', 'inf'), 'a learning rate is inf'), (('--harness', 'react', '--temperature', 'inf'), '--temperature inf: a finite number'), (('--harness', 'react', '--temperature', 'nan'), 'a finite number'), (('--harness', 'react', '--seconds', 'nan'), '--seconds nan'),
+        (('--harness', 'react', '--switch', 'call_discount=7'), 'call_discount is 7.0'), (('--harness', 'react', '--kl', 'nan'), 'kl is nan'), (('--harness', 'react', '--penalty', 'nope=1'), "unknown reward component 'nope'"),
         (('--harness', 'react', '--penalty', 'calls=nan'), 'NAME=VALUE'), (('--harness', 'react', '--switch', 'std_norm=nan'), 'NAME=VALUE'), (('--harness', 'react', '--between', '1,0'), 'the smaller one'), (('--harness', 'react', '--seed', '-1'), "'--seed'"))],
+    (('train', 'sft', '--model', 'M', '--to', 'X', '--store', 'S', '--heldout', 'nan'), '--heldout nan'), (('train', 'ppo', '--model', 'M', '--to', 'X', '--tasks', 'nano', '--harness', 'react', '--switch', 'lam=2'), 'lam is 2.0, but must be a number in [0, 1]'),
     (('train', 'dpo'), "No such command 'dpo'"), (('export', '--to', 'X'), 'one of the two'), (('export', '--checkpoint', '/nowhere', '--to', 'X'), 'no checkpoint in /nowhere'),
     (('export', '--checkpoint', 'M', '--to', 'X', '--format', 'gguf'), "unknown format 'gguf'"), (('export', '--store', '/nowhere.db', '--to', 'X'), 'no store at /nowhere.db'),
     (('eval', '--tasks', 'nano', '--harness', 'react', '--store', 'X'), 'name a policy'), (('eval', '--tasks', 'nano', '--harness', 'react', '--store', 'X', '--checkpoint', '/nowhere'), 'no model in /nowhere'),
@@ -88,6 +90,41 @@ def test_options_that_were_refused_do_not_bind_the_run(capfd, tmp_path, policy):
     model, store = policy; sft = ('train', 'sft', '--model', model, '--to', tmp_path/'s', '--store', store, '--steps', 1, '--heldout', 0)
     for bad in (('--dtype', 'int8'), ('--min-score', 2)): refused(capfd, *sft, *bad)
     run(capfd, *sft); assert run(capfd, *sft[:-3], 2, *sft[-2:], '--token-budget', 4096)[0]['steps'] == 2   # and memory is no setting of the result
+
+def test_a_run_goes_on_with_the_data_it_was_started_with(capfd, tmp_path, policy):
+    "The same options and another store, or one that has grown, are other data."
+    import shutil
+    from clawlab.records import Rollout
+    model, store = policy; shutil.copy(store, mine := tmp_path/'mine.db'); sft = ('train', 'sft', '--model', model, '--to', tmp_path/'s', '--heldout', 0)
+    a, _ = run(capfd, *sft, '--store', mine, '--steps', 1); shutil.copy(store, other := tmp_path/'other.db'); assert run(capfd, *sft, '--store', other, '--steps', 2)[0]['curve'][:1] == a['curve']
+    with Store.open(str(mine)) as st: r = st.rollouts(with_calls=True)[0]; st.put_rollout(Rollout(**{**{k: getattr(r, k) for k in r.__dataclass_fields__}, 'reward': 0., 'calls': ()}))
+    assert 'was started with data=' in refused(capfd, *sft, '--store', mine, '--steps', 3) and json.loads((tmp_path/'s/config.json').read_text())['data'] == a['card']['digest']
+
+def test_scores_of_other_validation_tasks_are_not_compared(capfd, tmp_path, policy):
+    from clawlab.learn.checkpoints import Run
+    rl = ('train', 'grpo', '--model', policy[0], '--to', tmp_path/'r', '--tasks', 'nano', '--harness', 'react', '--groups', 1, '--samples', 2, '--max-tokens', 4, '--validate-every', 0, *BOX)
+    run(capfd, *rl, '--steps', 1, '--validation', 3); assert 'was started with validation=3, not 4' in refused(capfd, *rl, '--steps', 2, '--validation', 4) and len(Run(tmp_path/'r').log.rows()) == 1
+
+def test_damaged_calls_leave_the_other_demonstrations(capfd, tmp_path, policy):
+    import shutil, sqlite3
+    shutil.copy(policy[1], db := tmp_path/'d.db')
+    with sqlite3.connect(db) as c: n = c.execute('select count(*) from rollouts').fetchone()[0]; bad, = c.execute('select rollout_id from calls order by id desc').fetchone(); c.execute('update calls set tokens=zeroblob(9) where id=(select max(id) from calls)')
+    t, err = run(capfd, 'tree', '--store', db, '--html', tmp_path/'p.html'); assert t['rollouts'] == n and t['expand_exact'] and (tmp_path/'p.html').exists()
+    s, _ = run(capfd, 'train', 'sft', '--model', policy[0], '--to', tmp_path/'s', '--store', db, '--steps', 1, '--heldout', 0); assert {x['stage']: x['dropped'] for x in s['card']['stages']}['graded'] == 1 and s['card']['splits']['train']['rollouts'] == n - 1
+
+def test_an_export_that_fails_leaves_nothing_and_may_be_repeated(capfd, tmp_path, policy, monkeypatch):
+    from pathlib import Path
+    import shutil
+    def full(*a, **k): raise OSError(28, 'No space left on device')
+    for args, where, name in ((('--store', policy[1]), Path, 'write_text'), (('--checkpoint', policy[0]), shutil, 'copy')):
+        with monkeypatch.context() as mp: mp.setattr(where, name, full); assert 'No space left' in refused(capfd, 'export', *args, '--to', tmp_path/'o')
+        assert not list(tmp_path.iterdir()); run(capfd, 'export', *args, '--to', tmp_path/'o'); shutil.rmtree(tmp_path/'o')
+
+def test_a_store_on_a_full_disk_is_one_line(capfd, policy, monkeypatch):
+    import sqlite3
+    from clawlab.capture.store import Store
+    monkeypatch.setattr(Store, 'rollouts', lambda *a, **k: (_ for _ in ()).throw(sqlite3.OperationalError('database or disk is full')))
+    assert main(['tree', '--store', str(policy[1])]) == 1 and capfd.readouterr().err == 'clawlab: the store: database or disk is full\n'
 
 def test_two_folders_never_share_the_groups_of_a_store(tmp_path):
     a, b = tmp_path/'a/rl', tmp_path/'b/rl'

@@ -18,7 +18,7 @@ from .weights import merged
 
 # %% auto #0
 __all__ = ['PARTS', 'once', 'write_checkpoint', 'copy_assets', 'Checkpoint', 'read_checkpoint', 'check_model', 'fill',
-           'export_checkpoint', 'Log', 'step_of', 'alone', 'Run']
+           'whole_folder', 'export_checkpoint', 'Log', 'step_of', 'alone', 'Run']
 
 # %% ../../nbs/35b_learn.checkpoints.ipynb #62779743
 PARTS = ('reference', 'critic', 'lora')  # weights beside the model's; `NAME.safetensors`
@@ -118,6 +118,17 @@ def fill(module, tensors: Mapping[str, torch.Tensor], what: str):
     if unexpected or need & set(missing): raise DataError(f'{what} does not fit the model: {sorted(unexpected)[:2] + sorted(need & set(missing))[:2]}')
 
 # %% ../../nbs/35b_learn.checkpoints.ipynb #502b69e3
+@contextmanager
+def whole_folder(to: Path):
+    "A folder to write to that becomes `to`, which is not there or empty, at the end, and leaves nothing behind where that isn't reached."
+    to.parent.mkdir(parents=True, exist_ok=True)
+    tmp = to.with_name(f'.{to.name}.{os.getpid()}.tmp'); shutil.rmtree(tmp, ignore_errors=True)
+    try:
+        tmp.mkdir(); yield tmp
+        if to.exists(): to.rmdir()
+        tmp.rename(to)
+    finally: shutil.rmtree(tmp, ignore_errors=True)
+
 def export_checkpoint(path: str | Path, to: str | Path) -> Path:
     "The model of a checkpoint as a folder of its own, which transformers and every engine can open."
     path, to = Path(path), Path(to)
@@ -125,12 +136,9 @@ def export_checkpoint(path: str | Path, to: str | Path) -> Path:
     if not (path/'config.json').is_file() or not files: raise InputError(f'no checkpoint in {path}: config.json or the weights are missing')
     check_model(path)
     if to.exists() and (not to.is_dir() or any(to.iterdir())): raise InputError(f'{to} is there already and not empty')
-    to.parent.mkdir(parents=True, exist_ok=True)
-    tmp = to.with_name(f'.{to.name}.{os.getpid()}.tmp'); shutil.rmtree(tmp, ignore_errors=True); tmp.mkdir()
-    copy_assets(path, tmp)
-    for f in [path/'config.json', *files]: shutil.copy(f, tmp/f.name)
-    if to.exists(): to.rmdir()
-    tmp.rename(to)
+    with whole_folder(to) as tmp:
+        copy_assets(path, tmp)
+        for f in [path/'config.json', *files]: shutil.copy(f, tmp/f.name)
     return to
 
 # %% ../../nbs/35b_learn.checkpoints.ipynb #fea7a0bf
@@ -174,13 +182,13 @@ class Run:
     def checkpoints(self) -> list[Path]: return sorted((p for p in self.folder.glob('step_*') if re.fullmatch(r'step_\d+', p.name) and (p/'state.json').is_file()), key=step_of)
 
     def configure(self, config: dict, keep: bool = True):
-        "Keep what the run was started with, once all of it is known to be good; `InputError` where it goes on with something else."
+        "Keep what the run was started with, once all of it is known to be good (`keep`; else only compare what is known); `InputError` where it goes on with something else."
         f, new = self.folder/'config.json', json.loads(json.dumps(config))
         with _whole(f'{f}', 'take another folder'): old = json.loads(f.read_text()) if f.is_file() else None
         if old is None:
             if keep: (tmp := f.with_suffix('.tmp')).write_text(json.dumps(config, indent=1)); tmp.rename(f)
             return
-        if bad := sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k)):
+        if bad := sorted(k for k in (old.keys() | new.keys() if keep else new) if old.get(k) != new.get(k)):
             raise InputError(f'the run in {self.folder} was started with {bad[0]}={old.get(bad[0])!r}, not {new.get(bad[0])!r}: take another folder')
 
     def resume(self, trainer) -> dict:

@@ -110,7 +110,11 @@ def _finish(keep, stages, heldout, seed, options) -> SFTData:
     count = lambda es: dict(rollouts=len(es), tasks=len({e.rollout.task_id for e in es}), calls=sum(len(e.pairs) for e in es),
         trained_tokens=int(sum(e.tree().train_T.sum() for e in es)), harnesses=dict(sorted(Counter(e.rollout.harness for e in es).items())),
         mean_reward=float(np.mean([e.rollout.reward for e in es])) if es else None)
-    return SFTData(splits, dict(stages=stages, splits={k: count(v) for k, v in splits.items()}, shared_prefix=prefix, options=options))
+    h = hashlib.blake2b(digest_size=8)
+    for k, e in ((k, e) for k, es in splits.items() for e in es):
+        h.update(f'{k} {e.rollout.task_id} {[(len(p), len(o)) for p, o in e.pairs]}'.encode())
+        for x in (x for p in e.pairs for x in p): h.update(x.tobytes())
+    return SFTData(splits, dict(stages=stages, splits={k: count(v) for k, v in splits.items()}, shared_prefix=prefix, options=options, digest=h.hexdigest()))
 
 # %% ../../nbs/34_learn.data.ipynb #e7eea7cc
 def batch_at(examples: list, size: int, step: int, seed: int = 0) -> list:

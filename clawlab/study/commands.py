@@ -66,9 +66,13 @@ Sandbox, Many = Annotated[str, typer.Option('--sandbox', help='bwrap | process (
 Heat, Most = Annotated[float, typer.Option('--temperature', min=0)], Annotated[int, typer.Option('--max-tokens', min=1, help='Of one model reply')]
 Seconds, Seed = Annotated[float, typer.Option('--seconds', min=0, help="Deadline of one harness run; 0: the laboratory's setting")], Annotated[int, typer.Option('--seed', min=0)]
 
+def _finite(**options):   # a NaN passes typer's min and max
+    if bad := [k for k, x in options.items() if not math.isfinite(x)]: raise InputError(f"--{bad[0].replace('_', '-')} {options[bad[0]]}: a finite number")
+
 def _yard(sandbox, concurrency, seconds, temperature=1., max_tokens=256):
     from clawlab.capture.engines.base import Sampling
     from clawlab.study.drive import Yard
+    _finite(seconds=seconds, temperature=temperature)
     return Yard(sandbox or setting('sandbox', 'backend'), concurrency or int(setting('lab', 'concurrency')), Sampling(temperature=temperature, max_tokens=max_tokens), seconds or None)
 
 @train_app.command('sft')
@@ -78,6 +82,7 @@ def train_sft(model: Model, to: To, store: Annotated[str, typer.Option(help='Sto
               token_budget: Budget = 8192, sandbox: Sandbox = '', concurrency: Many = 0, seconds: Seconds = 0, seed: Seed = 0, wandb: Track = False):
     "Supervised cold start on rollouts through the harness."
     from clawlab.study.drive import train_sft as go
+    _finite(heldout=heldout, min_score=min_score)
     emit(asyncio.run(go(model=model, to=to, yard=_yard(sandbox, concurrency, seconds), store=store, suite=tasks, harness=harness, n=n, steps=steps, batch=batch, lr=lr, rank=lora, dtype=dtype, min_score=min_score, heldout=heldout,
                         seed=seed, wandb=wandb, say=say, token_budget=token_budget)))
 

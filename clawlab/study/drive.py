@@ -140,7 +140,7 @@ async def train_sft(*, model: str, to: str, yard: Yard, store: str = '', suite: 
     rs = await demonstrations(template := Template.from_dir(start), store or str(folder/'calls.db'), yard=yard, suite=suite, mix=mix, n=n, name=f'{name_of(folder, store)}/teach', seed=seed)
     data = sft_data(rs, min_score=min_score, heldout=heldout, seed=seed)
     if not data.splits['train']: raise InputError(f'no demonstration is left of {len(rs)}: ' + ', '.join(f"{s['stage']} dropped {s['dropped']}" for s in data.card['stages'] if s['dropped']))
-    run.configure(config)
+    run.configure(config := dict(config, data=data.card['digest']))
     track = Wandb(folder, config) if wandb else None
     try: await apart(trainer, sft, trainer, data.splits['train'], steps, folder, batch=batch, heldout=data.splits.get('heldout', ()), track=track, say=say)
     finally: track and track.close()
@@ -161,7 +161,7 @@ async def train_rl(kind: str, *, model: str, to: str, suite: str, harness: str, 
     from clawlab.learn.weights import lora
     start, folder, mix, tasks = policy_dir(model), Path(to), mix_of(harness), load_suite(suite)
     train, held = select(tasks, split='train'), select(tasks, split='validation', n=min(validation, sum(t.split == 'validation' for t in tasks.values())) or 1, seed=0) if validate_every else []
-    config = dict(kind=kind, model=str(start.resolve()), weights=weights_digest(start), suite=stages.suite_digest(tasks), harness=mix, groups=groups, samples=samples, lr=lr, rank=rank, between=between, resample=resample, reward_weights=weights,
+    config = dict(kind=kind, model=str(start.resolve()), weights=weights_digest(start), suite=stages.suite_digest(tasks), harness=mix, groups=groups, samples=samples, lr=lr, rank=rank, between=between, resample=resample, reward_weights=weights, validation=validation,
                   sampling=dataclasses.asdict(yard.sampling), seed=seed, **_binding(options))
     net = _load(start)
     trainer = Trainer(lora(net, rank) if rank else net, kind=kind, lr=lr, temperature=yard.sampling.temperature, seed=seed, assets=start, **options)
@@ -231,6 +231,7 @@ def readable(row: dict) -> dict:
 
 def export_store(store: str, to: str | Path, format: str = 'hf') -> dict:
     "Write every call of a store, one file per split; returns the counts."
+    from clawlab.learn.checkpoints import whole_folder
     if format not in FORMATS: raise InputError(f'unknown format {format!r}; there are {", ".join(FORMATS)}')
     to = Path(to)
     if to.exists() and (not to.is_dir() or any(to.iterdir())): raise InputError(f'{to} is there already and not empty')
@@ -241,10 +242,11 @@ def export_store(store: str, to: str | Path, format: str = 'hf') -> dict:
     with Store.open(store, create=False) as st:
         for row in call_rows(st.rollout(r.rollout_id) for r in st.rollouts()): by[row['split'] or 'none'].append(readable(row))
     if not by: raise InputError(f'the store {store} has no calls')
-    (to/'data').mkdir(parents=True)
-    for split, rows in by.items():
-        if format == 'parquet': pq.write_table(pa.Table.from_pylist(rows), to/'data'/f'{split}.parquet')
-        else: (to/'data'/f'{split}.jsonl').write_text(''.join(json.dumps(r, ensure_ascii=False) + '\n' for r in rows), encoding='utf-8')
     end = 'parquet' if format == 'parquet' else 'jsonl'
-    (to/'README.md').write_text('---\nconfigs:\n- config_name: default\n  data_files:\n' + ''.join(f'  - split: {s}\n    path: data/{s}.{end}\n' for s in sorted(by)) + '---\nModel calls captured by clawlab; one row a call, exact token ids.\n')
+    with whole_folder(to) as tmp:
+        (tmp/'data').mkdir()
+        for split, rows in by.items():
+            if format == 'parquet': pq.write_table(pa.Table.from_pylist(rows), tmp/'data'/f'{split}.parquet')
+            else: (tmp/'data'/f'{split}.jsonl').write_text(''.join(json.dumps(r, ensure_ascii=False) + '\n' for r in rows), encoding='utf-8')
+        (tmp/'README.md').write_text('---\nconfigs:\n- config_name: default\n  data_files:\n' + ''.join(f'  - split: {s}\n    path: data/{s}.{end}\n' for s in sorted(by)) + '---\nModel calls captured by clawlab; one row a call, exact token ids.\n')
     return dict(to=str(to), format=format, calls={s: len(x) for s, x in sorted(by.items())})
