@@ -66,7 +66,7 @@ Sandbox, Many = Annotated[str, typer.Option('--sandbox', help='bwrap | process (
 Heat, Most = Annotated[float, typer.Option('--temperature', min=0)], Annotated[int, typer.Option('--max-tokens', min=1, help='Of one model reply')]
 Seconds, Seed = Annotated[float, typer.Option('--seconds', min=0, help="Deadline of one harness run; 0: the laboratory's setting")], Annotated[int, typer.Option('--seed', min=0)]
 
-def _finite(**options):   # a NaN passes typer's min and max
+def _finite(**options):   # an infinity passes typer's min, and a NaN where there is none
     if bad := [k for k, x in options.items() if not math.isfinite(x)]: raise InputError(f"--{bad[0].replace('_', '-')} {options[bad[0]]}: a finite number")
 
 def _yard(sandbox, concurrency, seconds, temperature=1., max_tokens=256):
