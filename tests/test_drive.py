@@ -128,7 +128,7 @@ def test_a_store_on_a_full_disk_is_one_line(capfd, policy, monkeypatch):
 
 def test_two_folders_never_share_the_groups_of_a_store(tmp_path):
     a, b = tmp_path/'a/rl', tmp_path/'b/rl'
-    assert name_of(a) == name_of(b) == 'rl' and name_of(a, 's.db') != name_of(b, 's.db')
+    assert name_of(a) == name_of(b) == name_of(a.with_name('other')) and name_of(a, 's.db') != name_of(b, 's.db')
 
 def test_half_a_character_is_exported(capfd, tmp_path):
     from dataclasses import replace

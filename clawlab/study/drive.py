@@ -109,8 +109,8 @@ async def demonstrations(template: Template, store: str, *, yard: Yard, suite: s
     return [retokenise(r, template) if unsampled(r) else r for r in rs]
 
 def name_of(folder: Path, store: str = '') -> str:
-    "Of a run, in the names of its groups: in a store that others may use, no two folders share one."
-    return folder.resolve().name + (f'-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}' if store else '')
+    "Of a run, in the names of its groups, from which its rollouts' seeds come: the same in every folder, but in a store that others may use no two folders share one."
+    return 'run' + (f'-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}' if store else '')
 
 def _binding(options): return {k: v for k, v in options.items() if k != 'token_budget'}   # a run that ran out of memory may go on with less
 
