@@ -1,5 +1,5 @@
 "`clawlab train`, `eval`, `try` and `export` on a real harness: end to end, resumed, refused."
-import json
+import json, os, subprocess, sys
 import pytest, torch
 from transformers import AutoModelForCausalLM
 from clawlab.capture.engines.torch import TorchEngine
@@ -136,3 +136,12 @@ def test_half_a_character_is_exported(capfd, tmp_path):
     from test_tree import call
     c = replace(call(0, [1], [2]), messages=(Message('user', 'x'),), response=Message('assistant', 'half \ud83d'))
     row = next(call_rows([Rollout('r', 't', 'h', calls=(c,))])); assert readable(row)['response'].encode('utf8') and json.loads(readable(row)['response'])['content'] == 'half \ud83d'
+
+@pytest.mark.parametrize('size,says', [('ro', 'Read-only file system'), ('size=200k', 'No space left on device')])
+def test_a_read_only_and_a_full_folder_are_one_line_and_what_was_there_stays(tmp_path, policy, size, says):
+    "Mounted for real; the run's folder lies there."
+    model, store = policy; (d := tmp_path/'mnt').mkdir()
+    mounted = ['unshare', '-m', 'sh', '-c', f'mount -t tmpfs -o {size} none {d} && "$@"; code=$?; ls -A {d}; exit $code', 'sh']
+    if subprocess.run([*mounted, 'true'], capture_output=True).returncode: pytest.skip('cannot mount a file system here')
+    p = subprocess.run([*mounted, sys.executable, '-m', 'clawlab.cli', 'train', 'sft', '--model', str(model), '--to', f'{d}/sft', '--store', str(store), '--steps', '1', '--heldout', '0'], capture_output=True, text=True, cwd=ROOT, env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    assert p.returncode and 'Traceback' not in p.stderr and says in p.stderr.strip().splitlines()[-1] and p.stderr.strip().splitlines()[-1].startswith('clawlab: '), p.stderr

@@ -139,7 +139,7 @@ def test_bfloat16_learns_what_float32_learns():
         tr = Trainer(model_(), dtype=dtype, lr=3e-3); end.append([tr.sft_step(trees)['nll'] for _ in range(15)])
     assert end[0][-1] < end[0][0] - .5 and abs(end[0][-1] - end[1][-1]) < .15
 
-CASES = dict(ppo=dict(kind='ppo', pretrain=1), lora=dict(), ppo_lora=dict(kind='ppo', pretrain=1), bfloat16=dict(dtype='bfloat16'), ppo_bfloat16=dict(kind='ppo', pretrain=0, dtype='bfloat16'), per_call=dict(OPENFORGE), longest=dict(layout='longest_path'), entropy=dict(entropy=.01), cispo=dict(loss='cispo'))
+CASES = dict(ppo=dict(kind='ppo', pretrain=1), lora=dict(), ppo_lora=dict(kind='ppo', pretrain=1), bfloat16=dict(dtype='bfloat16'), ppo_bfloat16=dict(kind='ppo', pretrain=0, dtype='bfloat16'), lora_bfloat16=dict(dtype='bfloat16'), ppo_lora_bfloat16=dict(kind='ppo', pretrain=1, dtype='bfloat16'), per_call=dict(OPENFORGE), longest=dict(layout='longest_path'), entropy=dict(entropy=.01), cispo=dict(loss='cispo'))
 
 @pytest.mark.parametrize('case', CASES)
 def test_resume_is_bit_exact_for_every_kind(tmp_path, case):
@@ -152,6 +152,12 @@ def test_resume_is_bit_exact_for_every_kind(tmp_path, case):
     assert strip(ma) == strip(mc) and same(a.weights(), c.weights()) and ma[-1]['updates']
     if a.critic: assert same(a.critic.state_dict(), c.critic.state_dict()) and (a.pretrained, a.ready) == (c.pretrained, c.ready)
     for x, y in zip(a.opt.master, c.opt.master): assert torch.equal(x, y)
+
+def test_a_critic_that_is_not_finite_stops_the_step_before_the_policy(tmp_path):
+    tr = ppo(); tr.dump = tmp_path; w0 = {k: v.clone() for k, v in tr.weights().items()}
+    with torch.no_grad(): next(tr.critic.parameters()).fill_(float('nan'))
+    with pytest.raises(NotFinite, match='the weights are as they were'): tr.rl_step(random_rollouts(model_(3), 1, groups=2, n=3))
+    assert same(w0, tr.weights()) and tr.updates == 0 and list(tmp_path.glob('not-finite-step*.npz'))
 
 def test_sft_with_lora_resumes_and_its_checkpoint_is_a_plain_model(tmp_path):
     trees = [build_tree(r.calls) for r in random_rollouts(model_(), 1)]
