@@ -308,3 +308,17 @@ faults(); print(int(held), faults())'''
     assert held and n < 100
     monkeypatch.setenv('MALLOC_TRIM_THRESHOLD_', '131072')
     assert not F.hold_memory()
+
+@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='glibc')
+def test_threads_do_not_hold_memory_each():
+    "Six threads, all alive, take and free 400 MB one after the other."
+    code = '''import threading, torch
+from clawlab.learn.forest import hold_memory
+hold_memory(); at = [threading.Barrier(2) for _ in range(6)]
+def work(b): b.wait(); xs = [torch.ones(5 << 20) for _ in range(20)]; del xs; b.wait(); b.wait()
+rss = lambda: int(open('/proc/self/statm').read().split()[1])*4096 >> 20
+ts = [threading.Thread(target=work, args=(b,)) for b in at]; [t.start() for t in ts]; seen = []
+for b in at: b.wait(); b.wait(); seen.append(rss())
+[b.wait() for b in at]; print(seen[-1] - seen[0])'''
+    env = {k: v for k, v in os.environ.items() if not k.startswith('MALLOC_')}
+    assert int(subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, check=True).stdout) < 1400   # 2000 with a heap each

@@ -1,5 +1,5 @@
 "Loops and run folders: what is drawn, refused, validated, kept and logged, and that a resumed run goes on with all of it."
-import json, sys, types
+import asyncio, json, sys, threading, types
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from clawlab.records import DataError, InputError, Task
 from clawlab.learn.checkpoints import Run, export_checkpoint
 from clawlab.learn.data import TaskSampler
-from clawlab.learn.loops import OutOfSync, Wandb, add_rewards, gather, penalties, rl, scalars, sync_test
+from clawlab.learn.loops import OutOfSync, Wandb, add_rewards, apart, gather, penalties, rl, scalars, sync_test
 from clawlab.learn.train import Trainer
 from clawlab.learn.weights import lora
 from test_train import Engine, call, model_, random_rollouts, rollout, toys
@@ -166,3 +166,8 @@ def test_R51_wandb_offline_for_real(tmp_path, monkeypatch):
         for s in steps: t.log(dict(step=s, ratio=dict(p50=1.)))
         t.close()
     assert len({p.name.rsplit('-', 1)[1] for p in (tmp_path/'wandb').glob('offline-run-*')}) == 1 and list((tmp_path/'wandb').glob('offline-run-*/*.wandb'))
+
+async def test_steps_are_computed_in_one_thread(tmp_path):
+    "Whoever asks, and however many at a time: memory that a step leaves behind is there once."
+    tr = Trainer(model_()); who = await asyncio.gather(*(apart(tr, threading.get_ident) for _ in range(8)))
+    assert len(set(who)) == 1 and who[0] != threading.get_ident() and not tr.stopped

@@ -366,10 +366,10 @@ def values(critic, forest: Forest, *, kernel: str | None = None) -> torch.Tensor
 
 # %% ../../nbs/32_learn.forest.ipynb #2d13a4af
 def hold_memory() -> bool:
-    "Freed memory stays with this process for the next step (glibc; `mallopt(3)`). False where that can't be had, or the environment already says how (`MALLOC_TRIM_THRESHOLD_`). Outside the main thread glibc holds buffers below 64 MB only."
+    "Freed memory stays with this process for the next step (glibc; `mallopt(3)`). False where that can't be had, or the environment already says how (`MALLOC_TRIM_THRESHOLD_`). Threads that start later share one heap: with one each, every thread that ever computed a step would hold what a step takes."
     mallopt = getattr(ctypes.CDLL(None), 'mallopt', None) if os.name == 'posix' else None
     if mallopt is None or 'MALLOC_TRIM_THRESHOLD_' in os.environ: return False
-    return bool(mallopt(-1, 2**31 - 1) and mallopt(-3, 2**30))  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: bytes
+    return bool(mallopt(-1, 2**31 - 1) and mallopt(-3, 2**30) and mallopt(-8, 1))  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: bytes; M_ARENA_MAX
 
 # %% ../../nbs/32_learn.forest.ipynb #8936116f
 def bounds(model, trees: Sequence[Tree], forests: Sequence[Forest]) -> dict:

@@ -4,8 +4,9 @@
 
 # %% ../../nbs/37_learn.loops.ipynb #fbddd541
 from __future__ import annotations
-import asyncio, hashlib, json, math, os, time
+import asyncio, functools, hashlib, json, math, os, time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +70,7 @@ async def sync_test(trainer: Trainer, engine, *, max_gap: float | None = None, p
         rid, s = f'sync-test-{i}', Sampling(temperature=trainer.temperature, max_tokens=tokens, seed=i)
         g = await engine.generate(ids[i], s, Context(rollout_id=rid))
         return Call(rid, rid, 0, ids[i], g.ids, g.logprobs, g.versions, delivered=('yes',), used=dict(temperature=s.temperature, top_p=1., top_k=0))
-    d = await asyncio.to_thread(trainer.consistency, await asyncio.gather(*(one(i) for i in range(prompts))))
+    d = await apart(trainer, trainer.consistency, await asyncio.gather(*(one(i) for i in range(prompts))))
     if not d['n'] or not (d['max'] <= limit and d['p95'] <= limit/10):
         raise OutOfSync(f"engine and trainer disagree about the same {d['n']} tokens: by {d['max']:.2g} at most and {d['p95']:.2g} at 95%, allowed are {limit:g} and {limit/10:g} (older weights, another temperature or number format?)")
     return d
@@ -103,9 +104,11 @@ def _phase(seconds: dict, name):
     try: yield
     finally: seconds[name] = seconds.get(name, 0.) + time.perf_counter() - t
 
+_STEPS = ThreadPoolExecutor(1, thread_name_prefix='trainer')   # one: glibc keeps what a step needs for each thread that ever computed one
+
 async def apart(trainer: Trainer, f: Callable, *args, **kw):
-    "`f` in a thread of its own; whoever cancels it need not wait for more than a forest."
-    try: return await asyncio.to_thread(f, *args, **kw)
+    "`f` in the thread in which steps are computed; whoever cancels it need not wait for more than a forest."
+    try: return await asyncio.get_running_loop().run_in_executor(_STEPS, functools.partial(f, *args, **kw))
     except asyncio.CancelledError: trainer.stopped = True; raise
 
 def sft(trainer: Trainer, examples: list[Example], steps: int, folder=None, *, batch: int = 16,

@@ -185,7 +185,7 @@ async def train_arm(lab: Lab, arm: str, start: Path, train_harnesses: Sequence[s
     from clawlab.capture.engines.torch import TorchEngine
     from clawlab.learn.data import TaskSampler
     from clawlab.learn.checkpoints import Log, Run as Folder, step_of
-    from clawlab.learn.loops import rl
+    from clawlab.learn.loops import apart, rl
     from clawlab.learn.train import Trainer
     mix, shuffled, own = arm_mix(arm, train_harnesses)
     folder, trainer = lab.run.path/arm.replace(':', '_'), Trainer(load_model(start, rank), lr=lr, seed=lab.seed, assets=start, **options, **own)
@@ -197,7 +197,7 @@ async def train_arm(lab: Lab, arm: str, start: Path, train_harnesses: Sequence[s
             async def collect(step, draws):
                 jobs = [Job(d.task, d.harness, k, d.group, f'{arm}/step{step}', 'train', lab.seed, tag=f'{arm} {step + 1}/{steps}') for d in draws for k in range(group_size)]
                 rs = await lab.play(p, jobs)
-                note(folder/'exact.jsonl', step, await asyncio.to_thread(logprob_gap, trainer, rs))
+                note(folder/'exact.jsonl', step, await apart(trainer, logprob_gap, trainer, rs))
                 return rs
             await rl(trainer, engine, sampler, collect, steps, folder, reward_shuffle=shuffled, say=lab.run.log)
     finally: await engine.close()
@@ -315,6 +315,7 @@ def plan(arms: Sequence[str], train_harnesses: Sequence[str], unseen: Sequence[s
 async def evaluate(lab: Lab, arm: str, checkpoint: Path, cells: Sequence[Cell]) -> dict:
     "Measure the cells of one arm; gives scores per task, behaviour and the log-prob gap, by `harness|decoding`."
     from clawlab.capture.engines.torch import TorchEngine
+    from clawlab.learn.loops import apart
     from clawlab.learn.train import Trainer
     model = load_model(checkpoint); engine, trainer, out = TorchEngine(model, Template.from_dir(checkpoint), name=arm), Trainer(model, lr=0.), {}
     test = select(lab.tasks, split='test', n=len([t for t in lab.tasks.values() if t.split == 'test']), seed=0)
@@ -326,7 +327,7 @@ async def evaluate(lab: Lab, arm: str, checkpoint: Path, cells: Sequence[Cell]) 
             played = list(zip([c for _, c, _ in todo], await lab.play(p, [j for *_, j in todo])))
             for c in cells:
                 rs = [r for d, r in played if d == c]
-                gap = await asyncio.to_thread(logprob_gap, trainer, rs)
+                gap = await apart(trainer, logprob_gap, trainer, rs)
                 out[f'{c.harness}|{c.decoding}'] = dict(cell=cell(rs), scores=task_scores(rs), behavior=summarise(map(behavior, rs)), gap=gap)
                 lab.run.log(f"{arm} in {c.harness}, {c.decoding}: {out[f'{c.harness}|{c.decoding}']['cell']['mean_score']:.3f}, n = {len(rs)}, log-prob gap {gap['max'] or 0:.1e}")
     finally: await engine.close()
