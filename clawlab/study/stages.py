@@ -4,7 +4,7 @@
 
 # %% ../../nbs/44_study.stages.ipynb #f36b5f41
 from __future__ import annotations
-import asyncio, contextlib, hashlib, json, os, platform, threading
+import contextlib, hashlib, json, os, platform, threading
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
