@@ -83,16 +83,24 @@ for top, _, files in (x for d in ('/workspace', '/home', '/tmp', '/dev/shm', '/r
         p = f'{{top}}/{{f}}'
         if os.path.isfile(p) and os.access(p, os.R_OK) and b'SECRET-X' in open(p, 'rb').read(99): print('REACHED', p)
 for p in glob.glob('/proc/[0-9]*'):
-    if p != f'/proc/{{os.getpid()}}' and b'7777' in open(p + '/cmdline', 'rb').read(): print('REACHED', p)
+    if p != f'/proc/{{os.getpid()}}' and b'create' + b'_server' in open(p + '/cmdline', 'rb').read(): print('REACHED', p)
 signal.signal(15, signal.SIG_IGN)
 try: os.kill(-1, 15)
 except OSError: pass
 print('end')'''
-        nothing_reached(await y.exec(py(code)))
-        assert not victim.done(), victim
-        victim.cancel()
-        await asyncio.gather(victim, return_exceptions=True)
+        try:
+            nothing_reached(await y.exec(py(code)))
+            assert not victim.done(), victim
+        finally:
+            victim.cancel()
+            await asyncio.gather(victim, return_exceptions=True)
     async with b.box() as z: assert await z.get() == {}  # what is used again is empty
+
+def command_lines():
+    "Of all processes of this machine."
+    for p in Path('/proc').glob('[0-9]*/cmdline'):
+        try: yield p.read_bytes()
+        except OSError: pass
 
 async def find_a_secret(b):
     "find a secret in process lists, descriptors or the environment of others"
@@ -101,16 +109,17 @@ async def find_a_secret(b):
 open('up', 'w').close()
 for p in glob.glob('/proc/[0-9]*'):
     if p == f'/proc/{os.getpid()}': continue
-    for f in ('environ', 'cmdline'): attempt(p + f, lambda: b'hunter2' in open(f'{p}/{f}', 'rb').read() or open('/no'))
+    for f in ('environ', 'cmdline'): attempt(p + f, lambda: b'hun' + b'ter2' in open(f'{p}/{f}', 'rb').read() or open('/no'))
     attempt(p + '/fd', lambda: os.listdir(p + '/fd'))
 print(*sorted(os.readlink(f'/proc/self/fd/{f}').split(':')[0] for f in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{f}')))
 print('end', flush=True); signal.pause()'''
         t = asyncio.create_task(s.exec(py(code), env={'API_KEY': 'hunter2'}, timeout=8))
         async def up(): return 'up' in await s.get()
-        await until(up)
-        lines = b''.join(p.read_bytes() for p in Path('/proc').glob('[0-9]*/cmdline') if p.exists())
-        assert b'hunter2' not in lines
-        nothing_reached(await t)
+        try:
+            await until(up)
+            assert not any(b'hunter2' in line for line in command_lines()), 'the command line of a process of this machine'
+        finally: r, = await asyncio.gather(t, return_exceptions=True)
+        nothing_reached(r)
         r = await s.exec(['sh', '-c', 'ls -l /proc/self/fd'])
         assert {l.split(' -> ')[0].split()[-1] for l in r.stdout.decode().splitlines() if '->' in l} <= {'0', '1', '2', '3'}, r  # 3: ls reading the folder
 
@@ -179,7 +188,7 @@ async def use_another_key(b):
         async with b.box(lambda sock: proxy.listen(sock, mine.session_id), seconds=60) as s:
             code = CALL + f'''
 body = dict(model='m', messages=[dict(role='user', content='hi')])
-for who, path, key in (('their key', {mine.base_path!r}, os.environ['THEIRS']), ('their path', {other.base_path!r}, os.environ['MINE']), ('both', {other.base_path!r}, os.environ['THEIRS']), ('no key', {mine.base_path!r}, ''), ('no path', '', os.environ['MINE'])):
+for who, path, key in (('their key', {mine.base_path!r}, os.environ['THEIRS']), ('their path', {other.base_path!r}, os.environ['MINE']), ('both', {other.base_path!r}, os.environ['THEIRS']), ('no key', {mine.base_path!r}, '')):
     if (got := ask({s.url!r} + path + '/v1/chat/completions', key, 'POST', body)) == 200: print('REACHED', who)
 print(ask({s.url + mine.base_path + "/v1/chat/completions"!r}, os.environ['MINE'], 'POST', body), 'end')'''
             nothing_reached(await s.exec(py(code), env={'MINE': mine.api_key, 'THEIRS': other.api_key}), b'200 end')
@@ -430,7 +439,8 @@ async def result(b, attack: str) -> str:
     why = b.not_enforced.get(attack)
     try: await ATTACKS[attack](b); got = 'contained'
     except AssertionError as e: got = f'not enforced here: {why}' if why else f'**reached**: {e}'
-    async with b.box() as s: assert (await s.exec(['true'])).ok, f'{b.name} is broken after {attack}'
+    async with b.box() as s: r = await s.exec(['true'])
+    assert r.ok, f'{b.name} is broken after {attack}: {r}'
     return got
 
 async def holds(b, attack: str):
