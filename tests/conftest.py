@@ -2,6 +2,8 @@
 import asyncio, os
 import pytest
 
+pytest.register_assert_rewrite("attacks", "conformance")
+
 def pytest_sessionstart(session):
     if not os.environ.get('CI'): return
     from clawlab.launch.harness import load

@@ -7,6 +7,7 @@ from clawlab.launch import grading
 from clawlab.launch.grading import Score, check, check_suite, grade
 from clawlab.launch.sandbox.base import Limits, make_sandbox, probe
 from clawlab.launch.tasks import load_suite, select
+from attacks import ANSWER, CHEATS, HONEST
 
 NO_BWRAP = asyncio.run(probe('bwrap'))
 backends = pytest.mark.parametrize('backend', ['process', pytest.param('bwrap', marks=pytest.mark.skipif(bool(NO_BWRAP), reason=NO_BWRAP))])
@@ -33,45 +34,15 @@ async def test_a_verifier_that_does_not_compile_or_hangs():
     assert 'SyntaxError' in (await grade(task('def verify(:'), {}, backend='process')).error
     with pytest.raises(grading.GraderError, match='more than 0.5 s'): await grading._grade([(task(says('while True: pass')), {})], 'process', seconds=.5)
 
-# The agent's files are data. Each entry: what it left, and what an honest verifier (which runs programs, too) must still say.
-CHEATS = {
-    'sitecustomize': {'sitecustomize.py': 'import builtins; builtins.float = lambda x: 1.0', 'usercustomize.py': 'raise SystemExit'},
-    'shadowed modules': {n: 'raise SystemExit(0)' for n in ('json.py', 'ctypes.py', 'pathlib.py', 'os.py', 're.py', 'verify.py', 'verifier.py')},
-    'conftest': {'conftest.py': 'print(1.0)', 'pytest.ini': '[pytest]\naddopts = -p x', 'pyproject.toml': '', 'setup.py': 'x'},
-    'fake programs': {p: '#!/bin/sh\necho 1.0\n' for p in ('python', 'python3', 'env', 'bin/python3', 'usr/bin/python3', 'sh')},
-    'path files': {'x.pth': 'import os; os._exit(0)', 'pyvenv.cfg': 'home = .', 'lib/python3.11/site-packages/x.pth': 'import os; os._exit(0)'},
-    'a number': {'score': '1.0', 'score.json': '{"score": 1.0}', 'reward.txt': '1', 'submission0': '1.0', 'scratch': '', 'expect': '{}'},
-    'absurd names': {'x'*300: b'', '/'.join(['d'*200]*30): b'', 'a\nb': b'', ' ': b'', '-rf': b''},
-}
-
 @backends
 @pytest.mark.parametrize('cheat', CHEATS)
 async def test_cheating_files_change_nothing(backend, cheat):
-    honest = says('''import json, re
-print(1.0); sys.stdout.flush(); os.write(1, b'1.0'); sys.stderr.write('1.0')
-out = subprocess.run(['python3', '-I', '-c', 'print(2)'], capture_output=True, text=True).stdout
-return .25 if out == '2\\n' and float('.5') == .5 and not os.listdir('.') else 0.''')
-    assert (await grade(task(honest), {'a': 'x\n', **CHEATS[cheat]}, backend=backend)).score == .25
+    assert (await grade(task(says(HONEST)), {'a': 'x\n', **CHEATS[cheat]}, backend=backend)).score == .25
 
 @backends
 async def test_a_program_of_the_agent_run_by_the_verifier_cannot_answer_for_it(backend):
-    "It prints, writes to every descriptor of every process it can see, and tries to read the verifier's memory."
-    prog = '''
-import glob, os, sys
-print(1.0); sys.stderr.write('1.0')
-got = []
-for fd in range(0, 64):
-    try: os.write(fd, b'1.0\\n')
-    except OSError: pass
-for p in glob.glob(f'/proc/{os.getppid()}/fd/*') + glob.glob('/proc/1/fd/*') * (os.getuid() != 0):
-    try: os.write(os.open(p, os.O_WRONLY), b'1.0\\n'); got.append(p)
-    except OSError: pass
-try: open(f'/proc/{os.getppid()}/mem', 'rb').close(); got.append('mem')
-except OSError: pass
-sys.exit(len(got))
-'''
     t = task(says("r = subprocess.run([sys.executable, str(w/'run.py')])\nreturn {'score': 0.125, 'reached': r.returncode}"))
-    s = await grade(t, {'run.py': prog}, backend=backend)
+    s = await grade(t, {'run.py': ANSWER}, backend=backend)
     assert s.score == .125
     if backend == 'bwrap': assert s.detail['reached'] == 0
 
