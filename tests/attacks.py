@@ -45,7 +45,7 @@ async def read_host_files(b):
         (d/'canary').write_text('CANARY'); (d/'canary').chmod(0o644)
         code = TRY + f'''
 for root in ('', '/proc/1/root', '/proc/1/cwd', '/proc/self/root', '/host', '/mnt', '/rootfs', '/..'):
-    for p in ({str(d/"canary")!r}, {str(Path(__file__).resolve())!r}, '/root/.bashrc', '/root/.ssh', '/var/lib/dpkg/status', '/var/lib/containers', '/run/docker.sock', '/run/podman/podman.sock', '/var/run/secrets'):
+    for p in ({str(d/"canary")!r}, {str(Path(__file__).resolve())!r}, *(os.path.expanduser('~root') + x for x in ('/.bashrc', '/.ssh')), '/var/lib/dpkg/status', '/var/lib/containers', '/run/docker.sock', '/run/podman/podman.sock', '/var/run/secrets'):
         attempt(root + p, lambda: os.listdir(root + p) if os.path.isdir(root + p) else open(root + p, 'rb').read(9))
 for p in ('/etc/shadow', '/dev/mem', '/dev/kmsg', '/dev/sda', '/dev/vda', '/dev/loop0', '/proc/kcore', '/proc/1/environ', '/proc/1/mem', '/proc/1/maps', '/proc/1/fd/0'): attempt(p, lambda: open(p, 'rb').read(9))
 for p in ('/proc/sys/kernel/core_pattern', '/proc/sys/kernel/hostname', '/proc/sys/vm/drop_caches', '/proc/sysrq-trigger', '/sys/kernel/uevent_helper', '/proc/1/oom_score_adj', '/etc/passwd', '/usr/bin/x', '/etc/ld.so.preload', '/x'):
