@@ -21,8 +21,8 @@ from .checkpoints import Run
 from .train import Trainer
 
 # %% auto #0
-__all__ = ['GAPS', 'add_rewards', 'penalties', 'shuffle_rewards', 'expect_signal', 'OutOfSync', 'sync_test', 'scalars', 'Wandb',
-           'apart', 'sft', 'gather', 'rl']
+__all__ = ['GAPS', 'add_rewards', 'penalties', 'shuffle_rewards', 'expect_signal', 'apart', 'OutOfSync', 'sync_test', 'scalars',
+           'Wandb', 'sft', 'gather', 'rl']
 
 # %% ../../nbs/37_learn.loops.ipynb #225d3ce0
 def add_rewards(rollouts: Iterable[Rollout], reward_fn: Callable[[Rollout], Mapping[str, float]], weights: Mapping[str, float] | None = None) -> tuple[list[Rollout], dict]:
@@ -58,6 +58,13 @@ def expect_signal(pass_rates: Iterable[float], n: int) -> str:
     return f'groups of {n} at a mean pass rate of {np.mean(p):.2f}: expect {no_signal(p, n):.0%} of them without signal'
 
 # %% ../../nbs/37_learn.loops.ipynb #93c138dc
+_STEPS = ThreadPoolExecutor(1, thread_name_prefix='trainer')   # one: glibc keeps what a step needs for each thread that ever computed one
+
+async def apart(trainer: Trainer, f: Callable, *args, **kw):
+    "`f` in the thread in which steps are computed; whoever cancels it need not wait for more than a forest."
+    try: return await asyncio.get_running_loop().run_in_executor(_STEPS, functools.partial(f, *args, **kw))
+    except asyncio.CancelledError: trainer.stopped = True; raise
+
 class OutOfSync(ClawlabError): "Engine and trainer give different log-probs to the same tokens."
 
 GAPS = {'float32': 1e-2, 'bfloat16': 1.}  # nats, the largest of a token
@@ -103,13 +110,6 @@ def _phase(seconds: dict, name):
     t = time.perf_counter()
     try: yield
     finally: seconds[name] = seconds.get(name, 0.) + time.perf_counter() - t
-
-_STEPS = ThreadPoolExecutor(1, thread_name_prefix='trainer')   # one: glibc keeps what a step needs for each thread that ever computed one
-
-async def apart(trainer: Trainer, f: Callable, *args, **kw):
-    "`f` in the thread in which steps are computed; whoever cancels it need not wait for more than a forest."
-    try: return await asyncio.get_running_loop().run_in_executor(_STEPS, functools.partial(f, *args, **kw))
-    except asyncio.CancelledError: trainer.stopped = True; raise
 
 def sft(trainer: Trainer, examples: list[Example], steps: int, folder=None, *, batch: int = 16,
         curriculum: tuple[int, int] = (0, 0), # steps without the shared prefix, then steps with a random part of it; then whole prompts
