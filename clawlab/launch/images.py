@@ -11,8 +11,8 @@ from ..records import InputError, home, repo_root
 from .harness import known, load, sh
 
 # %% auto #0
-__all__ = ['PYTHON', 'names', 'folder', 'packages', 'recipe', 'version', 'tag', 'base_ref', 'ref', 'flags', 'podman', 'Image',
-           'find', 'context', 'cache', 'growing', 'make', 'build_base', 'build', 'archive']
+__all__ = ['PYTHON', 'names', 'folder', 'packages', 'recipe', 'version', 'digest', 'tag', 'base_ref', 'ref', 'flags', 'podman',
+           'Image', 'find', 'context', 'cache', 'growing', 'make', 'rootfs', 'build_base', 'build', 'archive']
 
 # %% ../../nbs/21b_launch.images.ipynb #e8073261
 def names() -> list[str]:
@@ -39,9 +39,13 @@ def version(name: str) -> str:
     "Of the harness; of other images: Debian's."
     return load(name).version if name in known() else 'bookworm'
 
+def digest(parts: list[bytes]) -> str:
+    "Short hash of byte strings and of where each ends."
+    return hashlib.sha256(b''.join(hashlib.sha256(p).digest() for p in parts)).hexdigest()[:12]
+
 def tag(name: str, parts: list[bytes]) -> str:
     "A name that changes with its parts."
-    return f'localhost/clawlab/{name}:{version(name)}-{hashlib.sha256(b"".join(hashlib.sha256(p).digest() for p in parts)).hexdigest()[:12]}'
+    return f'localhost/clawlab/{name}:{version(name)}-{digest(parts)}'
 
 def base_ref(more: list[str] = ()) -> str:
     "The full name of the base with some more Debian packages."
@@ -99,7 +103,7 @@ def context(name: str):
                 '--disable-pip-version-check', '-r', h.source/'requirements.txt')
         yield Path(tmp)
 
-# %% ../../nbs/21b_launch.images.ipynb #a0887bf3
+# %% ../../nbs/21b_launch.images.ipynb #d12b7892
 def cache() -> Path:
     "Where file systems and archives are kept."
     (p := home()/'images').mkdir(parents=True, exist_ok=True)
@@ -120,13 +124,19 @@ def make(r: str, name: str, context: Path, *args: str) -> Image:
            *(f'--label={k}={x}' for k, x in labels.items()), *args, '-f', folder(name)/'Containerfile', '-t', r, context)
     return find(r)
 
-# %% ../../nbs/21b_launch.images.ipynb #882fd113
+
+def rootfs(more: list[str] = ()) -> Path:
+    "The tar of Debian's files, fetched and unpacked once."
+    tar = cache()/f'rootfs-{digest([(script := folder("base")/"rootfs").read_bytes(), *(p.encode() for p in more)])}.tar'
+    if not tar.exists():
+        with growing(tar) as part: sh(script, part, *more)
+    return tar
+
+# %% ../../nbs/21b_launch.images.ipynb #a99e5903
 def build_base(more: list[str] = ()) -> Image:
     "Debian, with some more packages; built if it isn't here."
     if found := find(r := base_ref(more)): return found
-    tar = cache()/f'rootfs-{r.rpartition("-")[2]}.tar'
-    if not tar.exists():
-        with growing(tar) as part: sh(folder('base')/'rootfs', part, *more)
+    tar = rootfs(more)
     with tempfile.TemporaryDirectory(dir=cache()) as tmp:
         os.link(tar, f'{tmp}/rootfs.tar')
         return make(r, 'base', Path(tmp))
