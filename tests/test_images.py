@@ -202,7 +202,7 @@ async def test_a_page_is_seen_clicked_and_typed_into(tmp_path):
         await s.tool('click', x=x, y=y); await s.until('clicked')
         for _ in range(100):
             if count(after := await s.tool('screenshot'), (0, 160, 60)) > .6 * 1280 * 800 / 16: break
-        assert count(after, (30, 90, 200)) == 0 and where(after, (255, 0, 128)) == (x, y)
+        assert count(after, (30, 90, 200)) == 0 and max(abs(a - b) for a, b in zip(where(after, (255, 0, 128)), (x, y))) <= 3   # the pointer covers some of it now
         await s.tool('type', text='Hello, World 42 -- "x"'); await s.until('typed Hello, World 42 -- "x"')
         await s.tool('key', keys='ctrl+a b Return'); await s.until('entered b')
         await s.tool('scroll', x=x, y=y, amount=5); await s.until('scrolled')
