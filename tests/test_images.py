@@ -203,7 +203,7 @@ async def test_a_page_is_seen_clicked_and_typed_into(tmp_path):
         for _ in range(100):
             if count(after := await s.tool('screenshot'), (0, 160, 60)) > .6 * 1280 * 800 / 16: break
         assert count(after, (30, 90, 200)) == 0 and max(abs(a - b) for a, b in zip(where(after, (255, 0, 128)), (x, y))) <= 3   # the pointer covers some of it now
-        await s.tool('type', text='Hello, World 42 -- "x"'); await s.until('typed Hello, World 42 -- "x"')
+        await s.tool('type', text='Hello, {[x]} ~42 -- "@"'); await s.until('typed Hello, {[x]} ~42 -- "@"')
         await s.tool('key', keys='ctrl+a b Return'); await s.until('entered b')
         await s.tool('scroll', x=x, y=y, amount=5); await s.until('scrolled')
         for _ in range(100):
@@ -216,7 +216,7 @@ async def test_the_server_tells_the_model_what_it_did_wrong(tmp_path):
     async with screen(page) as s:
         async def wrong(name, **a): r = (await s('tools/call', name=name, arguments=a))['result']; assert r['isError']; return r['content'][0]['text']
         assert 'outside the screen' in await wrong('click', x=1280, y=0) and 'missing' in await wrong('click', x=1) and "'z'" in await wrong('move', x=1, y=1, z=1)
-        assert "'1'" in await wrong('click', x='1', y=1) and 'button' in await wrong('click', x=1, y=1, button='fourth') and await wrong('key', keys='NoSuchKey')
+        assert "'1'" in await wrong('click', x='1', y=1) and 'button' in await wrong('click', x=1, y=1, button='fourth') and await wrong('key', keys='NoSuchKey') and 'ü' in await wrong('type', text='Grüße')
         assert (await s('tools/call', name='rm', arguments={}))['error']['code'] == -32602 and (await s('resources/list'))['error']['code'] == -32601
         assert (await s.send(b'{'))['error']['code'] == -32700 and (await s.send(b'[1]'))['error']['code'] == -32600 and (await s.send(b'{"a": "\xff"}'))['error']['code'] == -32700
         assert (await s('ping'))['result'] == {}

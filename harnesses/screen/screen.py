@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """The screen of this container for a model: an MCP server on stdin and stdout (JSON-RPC, one message a line), standard library only.
 The display starts with the first server and stays until the container ends, so a second server (a restarted harness, a grader) sees the same screen."""
-import base64, fcntl, json, os, socket, struct, subprocess, sys, zlib
+import base64, fcntl, json, os, re, socket, struct, subprocess, sys, zlib
 
 DISPLAY, BUFFER = os.environ.get('DISPLAY', ':99'), '/tmp/screen'
 WIDTH, HEIGHT = map(int, os.environ.get('SCREEN_SIZE', '1280x800').split('x'))
@@ -24,8 +24,8 @@ def start():
         r, w = os.pipe()
         subprocess.Popen(['Xvfb', DISPLAY, '-screen', '0', f'{WIDTH}x{HEIGHT}x24', '-fbdir', BUFFER, '-nolisten', 'tcp', '-noreset', '-displayfd', str(w)], pass_fds=[w], **QUIET)
         os.close(w)
-        if not os.read(r, 16): sys.exit('screen: Xvfb did not start')   # it writes its number when it is ready
-        os.close(r)
+        with open(r) as ready:                                          # to its end: a server whose reader has gone dies of it
+            if not ready.read().strip(): sys.exit('screen: Xvfb did not start')
         subprocess.Popen(['openbox'], **QUIET)
 
 def xdotool(*args, timeout=30):
@@ -58,7 +58,10 @@ def screenshot(): return {'type': 'image', 'mimeType': 'image/png', 'data': base
 def click(x, y, button='left', count=1):
     xdotool(*at(x, y), 'click', '--repeat', count, '--delay', 80, {'left': 1, 'middle': 2, 'right': 3}[button]); return said(f'clicked at ({x}, {y})')
 def move(x, y): xdotool(*at(x, y)); return said(f'pointer at ({x}, {y})')
-def type_(text): xdotool('type', '--delay', 20, '--', text, timeout=30 + len(text) / 10); return said(f'typed {len(text)} characters')
+def type_(text):
+    "Only what is on the keyboard: xdotool puts other characters on a spare key for a moment, and Chromium then loses some."
+    if bad := re.findall(r'[^\x20-\x7e\n\t]', text): raise Refused(f'the keyboard of this screen has no {bad[0]!r}: ASCII only')
+    xdotool('type', '--delay', 20, '--', text, timeout=30 + len(text) / 10); return said(f'typed {len(text)} characters')
 def key(keys): xdotool('key', '--', *keys.split()); return said(f'pressed {keys}')
 def scroll(x, y, direction='down', amount=3):
     xdotool(*at(x, y), 'click', '--repeat', amount, '--delay', 20, {'up': 4, 'down': 5, 'left': 6, 'right': 7}[direction]); return said(f'scrolled {direction}')
