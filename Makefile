@@ -12,10 +12,10 @@ HARNESSES := react claude-code mini-swe-agent
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env system harnesses study study-full test test-slow test-smol test-load test-browser test-harnesses test-postgres test-podman check sync lint lab clean
+.PHONY: help env system harnesses study study-full test test-slow test-smol test-load test-browser test-harnesses test-images test-postgres test-podman check sync lint lab clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -2; echo "targets: env harnesses study study-full test test-slow test-smol test-load test-browser test-harnesses test-postgres test-podman check lab clean"
+	@sed -n 's/^# //p' Makefile | head -2; echo "targets: env harnesses study study-full test test-slow test-smol test-load test-browser test-harnesses test-images test-postgres test-podman check lab clean"
 
 # Debian's programs: a sandbox needs bubblewrap, and a Python of the system for what runs inside it.
 system:
@@ -83,6 +83,15 @@ test-browser: env
 test-harnesses: env
 	@$(BIN)/clawlab harness install all >/dev/null
 	@$(BIN)/python -m pytest tests -m harness
+
+# The container images: built once, 4 GB and minutes of processor time. OpenClaw's only where it is installed.
+test-images: env
+	@missing=""; for p in podman runc mmdebstrap; do command -v $$p >/dev/null || missing="$$missing $$p"; done; [ -z "$$missing" ] || { \
+	 [ "$$(id -u)" = 0 ] || { echo "clawlab: please install these Debian packages first:$$missing" >&2; exit 1; }; \
+	 apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; }
+	@$(BIN)/clawlab harness install $(HARNESSES) codex >/dev/null
+	@$(BIN)/clawlab harness image base $(HARNESSES) codex screen >/dev/null
+	@$(BIN)/python -m pytest tests/test_images.py -m 'images or not images' -rs
 
 # The store on a real PostgreSQL server, of its own and in a temporary folder.
 test-postgres: env

@@ -4,7 +4,7 @@
 
 # %% ../nbs/90_cli.ipynb #35dfa4b9
 from __future__ import annotations
-import asyncio, contextlib, errno, gc, hashlib, os, signal, sys, sqlite3
+import asyncio, contextlib, errno, gc, hashlib, os, signal, sys, sqlite3, time
 from pathlib import Path
 from typing import Annotated, Optional
 import typer
@@ -14,8 +14,8 @@ from .study.commands import emit, eval_, export, make_engine, say, train_app, tr
 # %% auto #0
 __all__ = ['app', 'tasks_app', 'harness_app', 'sandbox_app', 'bench_app', 'store_app', 'pairs', 'one_line', 'main', 'study',
            'table', 'rollout', 'laboratory', 'admin_socket', 'proxy', 'tree', 'store_verify', 'store_gc', 'tasks_check',
-           'known_harnesses', 'harness_list', 'harness_install', 'harness_check', 'bench_install', 'bench_proxy_',
-           'bench_store', 'bench_forest_', 'bench_tree_', 'bench_sandbox_', 'sandbox_sweep', 'doctor']
+           'known_harnesses', 'harness_list', 'harness_install', 'harness_image', 'harness_check', 'bench_install',
+           'bench_proxy_', 'bench_store', 'bench_forest_', 'bench_tree_', 'bench_sandbox_', 'sandbox_sweep', 'doctor']
 
 # %% ../nbs/90_cli.ipynb #8402dd63
 app = typer.Typer(name='clawlab', help='Train language models inside the agent harnesses they are deployed in.', no_args_is_help=True, add_completion=False,
@@ -265,6 +265,25 @@ def harness_install(names: Annotated[list[str], typer.Argument(help='Names, or `
     done = []
     for n in names: say(f'clawlab: harness {n}'); install(n); done.append(load(n))
     emit(dict(installed=[dict(name=h.name, version=h.version, installed=h.installed) for h in done]))
+
+# %% ../nbs/90_cli.ipynb #b8aeac8f
+@harness_app.command('image')
+def harness_image(names: Annotated[list[str], typer.Argument(help='Harnesses, `base`, `screen`, or `all`')],
+                  on: Annotated[str, typer.Option(help='Another of these images to stand on, e.g. screen')] = '',
+                  archive: Annotated[bool, typer.Option('--archive', help='Also write a docker-archive, for a cluster to load')] = False,
+                  cached: Annotated[bool, typer.Option('--cached', help='Build nothing: say which are here')] = False):
+    "Build container images with podman; one that is there already costs nothing."
+    from clawlab.launch import images
+    names = images.names() if names == ['all'] else names; refs = [images.ref(n, on) for n in names]  # unknown names first
+    out = []
+    for n, r in zip(names, refs):
+        t = time.monotonic(); found = images.find(r)
+        if not found and not cached: say(f'clawlab: image {r}'); found = images.build(n, on)
+        row = dict(name=n, ref=r, id=found and found.id, digest=found and found.digest, bytes=found and found.size, seconds=round(time.monotonic() - t, 1))
+        if found and archive: row['archive'] = str(images.archive(found))
+        say(f"{r:58} " + (f"{found.size/1e6:7,.0f} MB  {found.id[:19]}" if found else 'not built')); out.append(row)
+    emit(dict(images=out))
+    if missing := [r['name'] for r in out if not r['id']]: raise ClawlabError(f'not built: {", ".join(missing)} (clawlab harness image {" ".join(missing)})')
 
 # %% ../nbs/90_cli.ipynb #caa092eb
 @harness_app.command('check')
