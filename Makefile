@@ -12,10 +12,10 @@ HARNESSES := react claude-code mini-swe-agent
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env system harnesses study study-full test test-slow test-smol test-load test-browser test-harnesses test-postgres check sync lint lab clean
+.PHONY: help env system harnesses study study-full test test-slow test-smol test-load test-browser test-harnesses test-postgres test-podman check sync lint lab clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -2; echo "targets: env harnesses study study-full test test-slow test-smol test-load test-browser test-harnesses test-postgres check lab clean"
+	@sed -n 's/^# //p' Makefile | head -2; echo "targets: env harnesses study study-full test test-slow test-smol test-load test-browser test-harnesses test-postgres test-podman check lab clean"
 
 # Debian's programs: a sandbox needs bubblewrap, and a Python of the system for what runs inside it.
 system:
@@ -89,6 +89,12 @@ test-postgres: env
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || { [ "$$(id -u)" = 0 ] || { echo "clawlab: please install the Debian package postgresql first" >&2; exit 1; }; \
 	 apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null; }
 	@$(BIN)/python -m pytest tests/test_postgres.py
+
+# Sandboxes of podman: the suites that bwrap runs in `make test`, rollouts, and what a killed launcher leaves.
+test-podman: harnesses
+	@command -v podman >/dev/null && { command -v runc >/dev/null || [ -e /sys/fs/cgroup/cgroup.controllers ]; } || { [ "$$(id -u)" = 0 ] || { echo "clawlab: please install the Debian packages podman and runc first" >&2; exit 1; }; \
+	 apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq podman runc >/dev/null; }
+	@$(BIN)/python -m pytest tests/test_podman.py -m podman
 
 check: lint sync
 

@@ -83,16 +83,24 @@ for top, _, files in (x for d in ('/workspace', '/home', '/tmp', '/dev/shm', '/r
         p = f'{{top}}/{{f}}'
         if os.path.isfile(p) and os.access(p, os.R_OK) and b'SECRET-X' in open(p, 'rb').read(99): print('REACHED', p)
 for p in glob.glob('/proc/[0-9]*'):
-    if p != f'/proc/{{os.getpid()}}' and b'7777' in open(p + '/cmdline', 'rb').read(): print('REACHED', p)
+    if p != f'/proc/{{os.getpid()}}' and b'create' + b'_server' in open(p + '/cmdline', 'rb').read(): print('REACHED', p)
 signal.signal(15, signal.SIG_IGN)
 try: os.kill(-1, 15)
 except OSError: pass
 print('end')'''
-        nothing_reached(await y.exec(py(code)))
-        assert not victim.done(), victim
-        victim.cancel()
-        await asyncio.gather(victim, return_exceptions=True)
+        try:
+            nothing_reached(await y.exec(py(code)))
+            assert not victim.done(), victim
+        finally:
+            victim.cancel()
+            await asyncio.gather(victim, return_exceptions=True)
     async with b.box() as z: assert await z.get() == {}  # what is used again is empty
+
+def command_lines():
+    "Of all processes of this machine."
+    for p in Path('/proc').glob('[0-9]*/cmdline'):
+        try: yield p.read_bytes()
+        except OSError: pass
 
 async def find_a_secret(b):
     "find a secret in process lists, descriptors or the environment of others"
@@ -101,16 +109,17 @@ async def find_a_secret(b):
 open('up', 'w').close()
 for p in glob.glob('/proc/[0-9]*'):
     if p == f'/proc/{os.getpid()}': continue
-    for f in ('environ', 'cmdline'): attempt(p + f, lambda: b'hunter2' in open(f'{p}/{f}', 'rb').read() or open('/no'))
+    for f in ('environ', 'cmdline'): attempt(p + f, lambda: b'hun' + b'ter2' in open(f'{p}/{f}', 'rb').read() or open('/no'))
     attempt(p + '/fd', lambda: os.listdir(p + '/fd'))
 print(*sorted(os.readlink(f'/proc/self/fd/{f}').split(':')[0] for f in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{f}')))
 print('end', flush=True); signal.pause()'''
         t = asyncio.create_task(s.exec(py(code), env={'API_KEY': 'hunter2'}, timeout=8))
         async def up(): return 'up' in await s.get()
-        await until(up)
-        lines = b''.join(p.read_bytes() for p in Path('/proc').glob('[0-9]*/cmdline') if p.exists())
-        assert b'hunter2' not in lines
-        nothing_reached(await t)
+        try:
+            await until(up)
+            assert not any(b'hunter2' in line for line in command_lines()), 'the command line of a process of this machine'
+        finally: r, = await asyncio.gather(t, return_exceptions=True)
+        nothing_reached(r)
         r = await s.exec(['sh', '-c', 'ls -l /proc/self/fd'])
         assert {l.split(' -> ')[0].split()[-1] for l in r.stdout.decode().splitlines() if '->' in l} <= {'0', '1', '2', '3'}, r  # 3: ls reading the folder
 
@@ -179,7 +188,7 @@ async def use_another_key(b):
         async with b.box(lambda sock: proxy.listen(sock, mine.session_id), seconds=60) as s:
             code = CALL + f'''
 body = dict(model='m', messages=[dict(role='user', content='hi')])
-for who, path, key in (('their key', {mine.base_path!r}, os.environ['THEIRS']), ('their path', {other.base_path!r}, os.environ['MINE']), ('both', {other.base_path!r}, os.environ['THEIRS']), ('no key', {mine.base_path!r}, ''), ('no path', '', os.environ['MINE'])):
+for who, path, key in (('their key', {mine.base_path!r}, os.environ['THEIRS']), ('their path', {other.base_path!r}, os.environ['MINE']), ('both', {other.base_path!r}, os.environ['THEIRS']), ('no key', {mine.base_path!r}, '')):
     if (got := ask({s.url!r} + path + '/v1/chat/completions', key, 'POST', body)) == 200: print('REACHED', who)
 print(ask({s.url + mine.base_path + "/v1/chat/completions"!r}, os.environ['MINE'], 'POST', body), 'end')'''
             nothing_reached(await s.exec(py(code), env={'MINE': mine.api_key, 'THEIRS': other.api_key}), b'200 end')
@@ -327,7 +336,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 for what, nr, *a in (('unshare user', 272, 0x10000000), ('unshare mount', 272, 0x20000), ('unshare net', 272, 0x40000000), ('clone', 56, 0x10000000 | 17, 0, 0, 0, 0), ('clone3', 435, 0, 0), ('mount', 165, 0, 0, 0, 0, 0),
                      ('pivot_root', 155, 0, 0), ('open_tree', 428, -100, 0, 1), ('fsopen', 430, 0, 0), ('setns', 308, 0, 0)):
     if libc.syscall(nr, *map(ctypes.c_long, a)) >= 0: print('REACHED', what)
-    elif ctypes.get_errno() not in (1, 38, 13): print('REACHED', what, 'past the filter:', os.strerror(ctypes.get_errno()))
+    elif ctypes.get_errno() not in (1, 38): print('REACHED', what, 'past the filter:', os.strerror(ctypes.get_errno()))
 print('end')'''
     async with b.box() as s: nothing_reached(await s.exec(py(TRY + code)))
 
@@ -336,7 +345,7 @@ async def trace_and_other_calls(b):
     code = '''
 libc = ctypes.CDLL(None, use_errno=True); pid = os.getppid()
 for what, nr, *a in (('ptrace', 101, 16, pid, 0), ('readv', 310, pid, 0, 0, 0, 0, 0), ('keyctl', 250, 0, -3, 0), ('bpf', 321, 0, 0, 0), ('perf', 298, 0, 0, -1, -1, 0), ('io_uring', 425, 1, 0), ('userfaultfd', 323, 0),
-                     ('prlimit', 302, pid, 0, 0), ('setsig', 72, 0, 10, 9), ('setuid', 105, 0), ('x32', 0x40000000 + 39), ('syslog', 103, 3, 0, 0), ('open_by_handle', 304, -100, 0, 0)):
+                     ('prlimit', 302, pid, 0, 0), ('setsig', 72, 0, 10, 9), ('x32', 0x40000000 + 39), ('syslog', 103, 3, 0, 0), ('open_by_handle', 304, -100, 0, 0)):
     if libc.syscall(nr, *map(ctypes.c_long, a)) >= 0: print('REACHED', what)
     elif ctypes.get_errno() not in (1, 38): print('REACHED', what, 'past the filter:', os.strerror(ctypes.get_errno()))
 attempt('memory of process 1', lambda: open('/proc/1/mem', 'r+b'))
@@ -430,7 +439,8 @@ async def result(b, attack: str) -> str:
     why = b.not_enforced.get(attack)
     try: await ATTACKS[attack](b); got = 'contained'
     except AssertionError as e: got = f'not enforced here: {why}' if why else f'**reached**: {e}'
-    async with b.box() as s: assert (await s.exec(['true'])).ok, f'{b.name} is broken after {attack}'
+    async with b.box() as s: r = await s.exec(['true'])
+    assert r.ok, f'{b.name} is broken after {attack}: {r}'
     return got
 
 async def holds(b, attack: str):

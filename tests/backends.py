@@ -11,4 +11,4 @@ def of_uid(uid):
         except (FileNotFoundError, ProcessLookupError): pass
     return out
 
-BACKENDS = {b.name: b for b in [Backend('bwrap', live=lambda s: of_uid(s.uid))]}
+BACKENDS = {b.name: b for b in [Backend('bwrap', live=lambda s: of_uid(s.uid)), Backend('podman', live=lambda s: of_uid(s.uid))]}

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['RUN', 'STAGE', 'UIDS', 'PORT', 'libc', 'NOSUID', 'NODEV', 'BIND', 'REC', 'SLAVE', 'FATAL', 'KILLS', 'DENIED',
-           'NO_SUCH', 'INSIDE', 'ALLOW', 'NOTIFY', 'INIT', 'call', 'mount', 'fail', 'rules', 'rules_inside', 'assemble',
-           'install', 'hear', 'aimed', 'cgroup_base', 'cgroup_files', 'procs', 'clear', 'lock', 'bury', 'claim',
-           'open_box', 'no_cgroup', 'bind', 'close_box', 'become', 'start', 'memfd', 'watch', 'unwatch', 'informed',
-           'listen_in', 'go', 'filtered', 'heard', 'process_of', 'kill', 'oom_kills', 'at_limit', 'memory_of', 'ended',
-           'vanished', 'done', 'stop', 'closed', 'receive_fds', 'send', 'request', 'receive', 'overdue', 'loop',
-           'stage', 'main']
+           'NO_SUCH', 'INSIDE', 'ALLOW', 'NOTIFY', 'INIT', 'ETC', 'call', 'mount', 'fail', 'rules', 'rules_inside',
+           'assemble', 'install', 'hear', 'aimed', 'cgroup_base', 'cgroup_files', 'procs', 'clear', 'lock', 'bury',
+           'claim', 'open_box', 'lay_out', 'no_cgroup', 'bind', 'close_box', 'become', 'start', 'memfd', 'watch',
+           'unwatch', 'informed', 'listen_in', 'go', 'filtered', 'heard', 'process_of', 'kill', 'oom_kills', 'at_limit',
+           'memory_of', 'ended', 'vanished', 'done', 'stop', 'closed', 'receive_fds', 'send', 'request', 'receive',
+           'overdue', 'loop', 'stage', 'main']
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #5dc0a01d
 import ctypes, errno, fcntl, json, os, re, select, selectors, signal, socket, struct, sys, time
@@ -59,7 +59,9 @@ def rules():
 
 def rules_inside():
     "For the programs in the sandbox, on top of `rules`."
-    return [(nr, fail(errno.EPERM), None, (), True) for nr in INSIDE.values()] + [(435, fail(errno.ENOSYS), None, (), True)]  # clone3: arguments out of sight
+    deny = [(nr, fail(errno.EPERM), None, (), True) for nr in INSIDE.values()]
+    return deny + [(56, fail(errno.EPERM), 0, 0x7e020000, None),       # clone with a new namespace
+                   (435, fail(errno.ENOSYS), None, (), True)]          # clone3: arguments out of sight
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #50a6e74f
 def assemble(rules):
@@ -69,6 +71,7 @@ def assemble(rules):
     prog = [op(ld, 4), op(jeq, 0xc000003e, 1, 0), op(ret, fail(errno.ENOSYS)), op(ld, 0), op(jge, 0x40000000, 0, 1), op(ret, fail(errno.ENOSYS))]
     for nr, action, arg, values, sense in rules:
         if arg is None: prog += [op(jeq, nr, 0, 1), op(ret, action)]; continue
+        if sense is None: prog += [op(jeq, nr, 0, 4), op(ld, 16+8*arg), op(0x45, values, 0, 1), op(ret, action), op(ret, ALLOW)]; continue  # any of these bits
         n, hit, miss = len(values), *((action, ALLOW) if sense else (ALLOW, action))
         prog += [op(jeq, nr, 0, n+3), op(ld, 16+8*arg)]
         prog += [op(jeq, v, n-i, 0) for i, v in enumerate(values)] + [op(ret, miss), op(ret, hit)]
@@ -180,11 +183,15 @@ def open_box(k, limits):
         for f, v in files.items():
             if os.path.exists(p := f'{d}/{f}'): open(p, 'w').write(str(v))
     os.makedirs(ws := f'{box.dir}/ws')
-    mb = limits.get('disk_mb') or 1 << 20
-    mount('clawlab', ws, 'tmpfs', NOSUID | NODEV, f'size={mb}m,nr_inodes={min(mb*256+1024, 1 << 22)},mode=755'); box.mounts.append(ws)
-    for name in ('workspace', 'home', 'tmp'): os.mkdir(p := f'{ws}/{name}', 0o700); os.chown(p, uid, uid)
+    lay_out(ws, uid, limits.get('disk_mb')); box.mounts.append(ws)
     box.ready = True
     return box, [os.open(ws, os.O_RDONLY | os.O_DIRECTORY)]
+
+def lay_out(ws, uid, mb):
+    "Mount the sized file system of one sandbox, with its user's folders; `mb` None: no size."
+    mb = mb or 1 << 20
+    mount('clawlab', ws, 'tmpfs', NOSUID | NODEV, f'size={mb}m,nr_inodes={min(mb*256+1024, 1 << 22)},mode=755')
+    for name in ('workspace', 'home', 'tmp'): os.mkdir(p := f'{ws}/{name}', 0o700); os.chown(p, uid, uid)
 
 def no_cgroup(c): raise OSError(f'the {c} cgroup (version 1) is not writable, so this limit cannot be enforced')
 
@@ -436,6 +443,10 @@ def loop(k):
             k.sock.close(); k.sock = None
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #0a5289fe
+ETC = {'passwd': 'root:x:0:0::/root:/bin/sh\nagent:x:1000:1000::/home/agent:/bin/bash\nnobody:x:65534:65534::/:/bin/false\n',
+       'group': 'root:x:0:\nagent:x:1000:\nnogroup:x:65534:\n', 'hosts': '127.0.0.1 localhost sandbox\n', 'nsswitch.conf': 'hosts: files\n',
+       'resolv.conf': '', 'host.conf': ''}
+
 def stage():
     "A mount namespace of our own, with a staging area and the little of /etc that programs inside need."
     call('unshare', 0x20000)
@@ -443,10 +454,7 @@ def stage():
     os.makedirs(STAGE, exist_ok=True)
     mount('clawlab', STAGE, 'tmpfs', NOSUID | NODEV, 'mode=755,size=16m')
     os.makedirs(etc := f'{STAGE}/etc'); os.chmod(etc, 0o755)
-    files = {'passwd': 'root:x:0:0::/root:/bin/sh\nagent:x:1000:1000::/home/agent:/bin/bash\nnobody:x:65534:65534::/:/bin/false\n',
-             'group': 'root:x:0:\nagent:x:1000:\nnogroup:x:65534:\n', 'hosts': '127.0.0.1 localhost sandbox\n', 'nsswitch.conf': 'hosts: files\n',
-             'resolv.conf': '', 'host.conf': ''}
-    for name, text in files.items(): open(f'{etc}/{name}', 'w').write(text)
+    for name, text in ETC.items(): open(f'{etc}/{name}', 'w').write(text)
     open(f'{STAGE}/init', 'w').write(INIT)
     for name in ('alternatives', 'ld.so.cache', 'localtime'):
         if os.path.isdir(f'/etc/{name}'): os.mkdir(f'{etc}/{name}')
