@@ -1,5 +1,5 @@
 """Pods as data, the classes of failure, and the one watch, against an API server made of a script. No cluster is needed."""
-import asyncio, json, os, subprocess, sys
+import asyncio, json, subprocess, sys
 from pathlib import Path
 import pytest
 from aiohttp import web

@@ -11,12 +11,12 @@ from . import keeper, pods
 from .base import Exec, HOME, Limits, Sandbox, WORKSPACE, parts_of
 from .bwrap import ENV
 from .holder import PORT, PUMP, digest, frame, read_frame
-from .pods import Api, ApiError, AWAY, Fate, LABEL, OUTAGE, Place, Watch, fate, manifest
+from .pods import Api, ApiError, AWAY, Fate, LABEL, OUTAGE, Place, Watch, manifest
 
 # %% auto #0
 __all__ = ['START_S', 'PATIENCE_S', 'Channel', 'ask', 'Controller', 'the_controller', 'sweep_sockets', 'create', 'started',
            'explain', 'Kubernetes', 'join', 'attempt', 'Ended', 'request', 'filter_inside', 'exec', 'ended', 'put',
-           'get', 'spawn', 'give_up', 'stop', 'make', 'probe', 'sweep', 'dry_run']
+           'get', 'spawn', 'give_up', 'stop', 'make', 'probe', 'sweep', 'serves', 'dry_run']
 
 # %% ../../../nbs/20h_launch.sandbox.kubernetes.ipynb #9b62c0f7
 class Channel:
@@ -165,7 +165,8 @@ class Kubernetes(Sandbox):
         if kind == 'tcp':
             sock = socket.create_server(('', 0), backlog=128)
             return f'{at}:{sock.getsockname()[1]}', '', sock
-        os.makedirs(folder := f'{at}/{self.c.id}/{self.pod}', mode=0o755)
+        os.makedirs(folder := f'{at}/{self.c.id}/{self.pod[-12:]}', mode=0o755)
+        if len(folder) > 100: raise InputError(f'kubernetes.proxy: {at} is too long for a socket in it')
         os.chmod(at, 0o700)  # for this machine's other users; pods get the inner folder
         sock = socket.socket(socket.AF_UNIX); sock.bind(f'{folder}/s'); os.chmod(f'{folder}/s', 0o666); sock.listen(128)
         return '/run/clawlab/s', folder, sock
@@ -217,7 +218,7 @@ Kubernetes.attempt = attempt
 # %% ../../../nbs/20h_launch.sandbox.kubernetes.ipynb #93c02c7d
 class Ended(SandboxError):
     "The pod ended; `fate` says how."
-    def __init__(self, fate: Fate, text: str): super().__init__(text); self.fate = fate
+    def __init__(self, how: Fate, text: str): super().__init__(text); self.fate = how
 
 async def request(self: Kubernetes, head: dict, body=()) -> tuple[dict, list[bytes]]:
     "Ask the holder until it answers. Errors: `Ended`, `SandboxError`."
@@ -337,6 +338,11 @@ def sweep() -> list[str]:
     return out + sweep_sockets(place)
 
 # %% ../../../nbs/20h_launch.sandbox.kubernetes.ipynb #09c20dfb
+def serves(backend: str) -> tuple:
+    "Where the proxy of this process must listen: on the port that pods call, if they call one; else where it likes."
+    kind, _, at = setting('kubernetes', 'proxy').partition(':')
+    return ('0.0.0.0', int(at.rpartition(':')[2])) if backend == 'kubernetes' and kind == 'tcp' and at.rpartition(':')[2].isdigit() else ()
+
 def dry_run(limits: Limits | None = None, binds=(), network: bool = True) -> str:
     "The pod that a sandbox would be, as YAML; nothing is made."
     place = Place.default()
