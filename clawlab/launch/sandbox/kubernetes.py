@@ -74,7 +74,7 @@ class Controller:
     "What the sandboxes of one event loop share."
     def __init__(self, place: Place):
         self.place, self.id = place, f'{pods.controller_id()}-{secrets.token_hex(2)}'
-        self.api, self.gate, self.next, self.ready, self.stopping = Api(place.namespace), asyncio.Semaphore(place.starting), 0., {}, set()
+        self.api, self.gate, self.next, self.stopping = Api(place.namespace), asyncio.Semaphore(place.starting), 0., set()
         self.watch = Watch(self.api, f'{LABEL}/controller={self.id}')
         self.opened = asyncio.get_running_loop().create_future()
         self.task = asyncio.create_task(self.run())
@@ -172,7 +172,7 @@ class Kubernetes(Sandbox):
         return '/run/clawlab/s', folder, sock
 
     async def start(self):
-        "Make the pod, or take one that is ready, and join it."
+        "Make the pod, and join it."
         self.c = await the_controller()
         shown = self.binds if self.on_node() else ()
         for host, _ in shown:

@@ -28,15 +28,14 @@ class Place:
     patch: dict = field(default_factory=dict)
     starting: int = 16        # pods that may be on their way at a time
     rate: float = 20.         # pods made per second
-    warm: int = 0             # pods kept ready
 
     @classmethod
     def default(cls) -> Place:
         "The laboratory's settings (`kubernetes.*`)."
-        s = {k: setting('kubernetes', k) for k in ('namespace', 'image', 'proxy', 'patch', 'starting', 'rate', 'warm')}
+        s = {k: setting('kubernetes', k) for k in ('namespace', 'image', 'proxy', 'patch', 'starting', 'rate')}
         if not s['image']: raise InputError('kubernetes sandboxes need an image: set kubernetes.image in settings.ini, or CLAWLAB_KUBERNETES_IMAGE')
         if s['proxy'].split(':')[0] not in ('tcp', 'unix') or not s['proxy'].partition(':')[2]: raise InputError(f'kubernetes.proxy: {s["proxy"]!r} is not tcp:HOST:PORT, tcp:HOST or unix:FOLDER')
-        try: return cls(**s | dict(patch=read_patch(s['patch']), starting=int(s['starting']), rate=float(s['rate']), warm=int(s['warm'])))
+        try: return cls(**s | dict(patch=read_patch(s['patch']), starting=int(s['starting']), rate=float(s['rate'])))
         except ValueError as e: raise InputError(f'kubernetes settings: {e}') from None
 
 def read_patch(path: str) -> dict:
