@@ -27,8 +27,11 @@ async def serve(tmp_path, monkeypatch):
 async def test_S_kubernetes_conforms(cluster, check): await CHECKS[check](BACKEND)
 
 async def test_S_nothing_is_left(cluster):
-    async with Served(says(b'')) as listener, BACKEND.box(listener) as s: assert len(cluster.pods) == 1 and (await s.exec(['true'])).ok
-    assert not cluster.pods and cluster.execs == 1  # one connection for everything
+    async with Served(says(b'')) as listener, BACKEND.box(listener) as s:
+        n = cluster.execs
+        await s.put({'a': 'b'}); assert len(cluster.pods) == 1 and (await s.exec(['true'])).ok and await s.get() == {'a': b'b'}
+    assert not cluster.pods and cluster.execs == n  # one connection for everything
+    assert not list((cluster.dir/'s').glob('*/*'))  # no socket either
 
 async def test_S_an_api_server_that_restarts_loses_nothing(cluster):
     "In the middle of programs, and of starts."
@@ -83,4 +86,4 @@ async def test_S_probe_and_dry_run(cluster, monkeypatch):
     assert await probe('kubernetes') == ''
     assert 'activeDeadlineSeconds' in kubernetes.dry_run() and 'hostPath' in kubernetes.dry_run(binds=(('/opt', '/opt/x'),))
     monkeypatch.setenv('KUBECONFIG', '/nowhere')
-    assert 'no Kubernetes cluster' in await probe('kubernetes')
+    assert 'no Kubernetes cluster' in await asyncio.to_thread(lambda: asyncio.run(probe('kubernetes')))
