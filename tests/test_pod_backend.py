@@ -5,12 +5,14 @@ import pytest
 from clawlab.records import InputError, SandboxError
 from clawlab.launch.sandbox import kubernetes, pods
 from clawlab.launch.sandbox.base import Limits, probe, sweep
+from attacks import ATTACKS, holds
 from conformance import CHECKS, Backend, says, Served, until
 from fakecluster import Cluster
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists('/usr/bin/bwrap'), reason='not root, or no bubblewrap')
 BACKEND = Backend('kubernetes')
-NODE = ('out_of_memory_is_told', 'out_of_memory_in_a_child_is_told', 'the_cpu_cap_holds')  # what a kubelet does
+NODE = ('out_of_memory_is_told', 'out_of_memory_in_a_child_is_told', 'the_cpu_cap_holds',
+        'fork_bomb', 'memory_bomb', 'disk_fill', 'read_host_files', 'read_a_root_owned_file', 'reach_another_sandbox', 'find_a_secret')  # what a kubelet and its runtime do, not the pods of fakecluster.py, which are root's
 
 @pytest.fixture
 async def cluster(monkeypatch):
@@ -25,6 +27,9 @@ async def serve(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('check', [c for c in CHECKS if c not in NODE])
 async def test_S_kubernetes_conforms(cluster, check): await CHECKS[check](BACKEND)
+
+@pytest.mark.parametrize('attack', [a for a in ATTACKS if a not in NODE])
+async def test_S_kubernetes_contains(cluster, attack): await holds(BACKEND, attack)
 
 async def test_S_nothing_is_left(cluster):
     async with Served(says(b'')) as listener, BACKEND.box(listener) as s:
