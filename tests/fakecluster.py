@@ -90,7 +90,9 @@ class Cluster:
             *args, '--remount-ro', '/dev', '--remount-ro', '/', *box['command'], pass_fds=[w], stdin=asyncio.subprocess.DEVNULL)
         os.close(w)
         with os.fdopen(r) as f: info = await asyncio.to_thread(f.read)
-        self.procs[name] = p, json.loads(info or '{}').get('child-pid')
+        pid = json.loads(info or '{}').get('child-pid')
+        while p.returncode is None and not Path(f'/proc/{pid}/cmdline').read_bytes().startswith(b'/usr/bin/python3'): await asyncio.sleep(.01)  # bubblewrap is still at work
+        self.procs[name] = p, pid
         pod['status'] = dict(phase='Running', containerStatuses=[dict(name='sandbox', state={'running': {}})]); self.note('MODIFIED', pod)
         code = await p.wait()
         if name in self.pods: pod['status'] = pod['status'] | dict(phase='Failed', containerStatuses=[dict(name='sandbox', state={'terminated': dict(reason='Error', exitCode=code)})]); self.note('MODIFIED', pod)
