@@ -12,10 +12,10 @@ HARNESSES := react claude-code mini-swe-agent
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env system harnesses study study-full test test-slow test-smol test-load test-browser test-harnesses test-images test-postgres test-podman check sync lint lab clean
+.PHONY: help env system harnesses study study-full test test-slow test-smol test-load test-browser test-harnesses test-images test-postgres test-podman test-cluster check sync lint lab clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -2; echo "targets: env harnesses study study-full test test-slow test-smol test-load test-browser test-harnesses test-images test-postgres test-podman check lab clean"
+	@sed -n 's/^# //p' Makefile | head -2; echo "targets: env harnesses study study-full test test-slow test-smol test-load test-browser test-harnesses test-images test-postgres test-podman test-cluster check lab clean"
 
 # Debian's programs: a sandbox needs bubblewrap, and a Python of the system for what runs inside it.
 system:
@@ -104,6 +104,12 @@ test-podman: harnesses
 	@command -v podman >/dev/null && { command -v runc >/dev/null || [ -e /sys/fs/cgroup/cgroup.controllers ]; } || { [ "$$(id -u)" = 0 ] || { echo "clawlab: please install the Debian packages podman and runc first" >&2; exit 1; }; \
 	 apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq podman runc >/dev/null; }
 	@$(BIN)/python -m pytest tests/test_podman.py -m podman
+
+# Sandboxes on a real one-node Kubernetes. Building it takes ten minutes, once per machine: tests/cluster/cluster build.
+CLUSTER := $(or $(CLAWLAB_CLUSTER_HOME),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/clawlab-cluster)/bin/pause.tar
+test-cluster: harnesses
+	@[ -e $(CLUSTER) ] || { echo "clawlab: the test cluster is not built here; ten minutes, once: tests/cluster/cluster build" >&2; exit 1; }
+	@trap 'tests/cluster/cluster down' EXIT; $(BIN)/python -m pytest tests/test_kubernetes.py -m cluster
 
 check: lint sync
 

@@ -88,20 +88,31 @@ def rollout(tasks: Annotated[str, typer.Option(help='A task suite: a folder, or 
             n: Annotated[int, typer.Option(min=1, help='Number of tasks')] = 1,
             samples: Annotated[int, typer.Option(min=1, help='Rollouts per task and harness')] = 1,
             split: Annotated[str, typer.Option(help='train | validation | test')] = 'test',
-            sandbox: Annotated[str, typer.Option(help='bwrap | process (no isolation)')] = '',
+            sandbox: Annotated[str, typer.Option(help='bwrap | kubernetes | process (no isolation)')] = '',
             concurrency: Annotated[int, typer.Option(min=0, help='Sandboxes at a time; 0: the laboratory\'s setting')] = 0,
             temperature: Annotated[float, typer.Option()] = 1.0, max_tokens: Annotated[int, typer.Option()] = 256,
-            seed: Annotated[int, typer.Option()] = 0, group: Annotated[str, typer.Option(help='Name of this set; the same name again resumes it')] = 'cli'):
+            seed: Annotated[int, typer.Option()] = 0, group: Annotated[str, typer.Option(help='Name of this set; the same name again resumes it')] = 'cli',
+            dry_run: Annotated[bool, typer.Option('--dry-run', help='kubernetes: print the pods as YAML, make none')] = False):
     "Play tasks in harnesses with an engine, graded and captured."
-    emit(asyncio.run(_rollout(tasks, harness.split(','), engine, store, n, samples, split, sandbox or setting('sandbox', 'backend'), concurrency or int(setting('lab', 'concurrency')), temperature, max_tokens, seed, group)))
+    if dry_run: emit(_dry_run(harness.split(','), sandbox or setting('sandbox', 'backend')))
+    else: emit(asyncio.run(_rollout(tasks, harness.split(','), engine, store, n, samples, split, sandbox or setting('sandbox', 'backend'), concurrency or int(setting('lab', 'concurrency')), temperature, max_tokens, seed, group)))
+
+def _dry_run(harnesses, backend):
+    "The pod of each harness."
+    from clawlab.launch.harness import load
+    from clawlab.launch.sandbox.kubernetes import dry_run
+    if backend != 'kubernetes': raise InputError(f'--dry-run shows pods; the sandbox is {backend}')
+    for h in harnesses: print('---\n' + dry_run(binds=load(h).binds), end='')
+    return dict(dry_run=True, pods=len(harnesses))
 
 async def _rollout(suite, harnesses, engine, store, n, samples, split, backend, concurrency, temperature, max_tokens, seed, group):
     from clawlab.capture.engines.base import Sampling
     from clawlab.launch.rollouts import Job, run_rollouts
+    from clawlab.launch.sandbox.kubernetes import serves
     from clawlab.launch.tasks import load_suite, select
     from clawlab.study.metrics import cell
     all_tasks = load_suite(suite); chosen = select(all_tasks, split=split, n=n, seed=seed); eng = make_engine(engine, all_tasks)
-    async with laboratory(eng, store, sampling=Sampling(temperature=temperature, max_tokens=max_tokens)) as (proxy, st):
+    async with laboratory(eng, store, *serves(backend), sampling=Sampling(temperature=temperature, max_tokens=max_tokens)) as (proxy, st):
         jobs = [Job(t, h, k, f'{group}/{h}/{t.task_id}', eng.name, split, seed) for t in chosen for h in harnesses for k in range(samples)]
         rs = await run_rollouts(jobs, proxy=proxy, store=st, backend=backend, concurrency=concurrency)
     by = {h: cell([r for r in rs if r.harness == h], n_boot=2000) for h in harnesses}
@@ -227,7 +238,7 @@ def store_gc(store: Annotated[str, typer.Argument(help='sqlite:///FILE, FILE or 
 @tasks_app.command('check')
 def tasks_check(suite: Annotated[str, typer.Argument(metavar='DIR', help='A task suite: a folder, or a name in experiments/tasks')],
                 split: Annotated[Optional[str], typer.Option(help='Only this split')] = None, n: Annotated[Optional[int], typer.Option(help='Only so many, balanced over families')] = None,
-                sandbox: Annotated[str, typer.Option(help='bwrap | process (no isolation)')] = ''):
+                sandbox: Annotated[str, typer.Option(help='bwrap | kubernetes | process (no isolation)')] = ''):
     "Prove that every verifier fails on the untouched and on the empty workspace and passes on the solution."
     from clawlab.launch.grading import check_suite
     from clawlab.launch.sandbox.base import probe
@@ -288,7 +299,7 @@ def harness_image(names: Annotated[list[str], typer.Argument(help='Harnesses, `b
 # %% ../nbs/90_cli.ipynb #caa092eb
 @harness_app.command('check')
 def harness_check(names: Annotated[list[str], typer.Argument(help='Names, or `all`')], suite: Annotated[str, typer.Option(help='Task suite')] = 'nano',
-                  sandbox: Annotated[str, typer.Option(help='bwrap | process (no isolation)')] = ''):
+                  sandbox: Annotated[str, typer.Option(help='bwrap | kubernetes | process (no isolation)')] = ''):
     "Play one task of several steps through a harness and compare the captured tree with its `[expect]`."
     rows = asyncio.run(_conform(known_harnesses() if names == ['all'] else names, suite, sandbox or setting('sandbox', 'backend')))
     for r in rows: say(f"{r['harness']:18} {'conforms' if r['ok'] else 'DIFFERS: ' + '; '.join(r['problems'])}")

@@ -84,7 +84,7 @@ class Sandbox(Protocol):
 
 # %% ../../../nbs/20a_launch.sandbox.base.ipynb #ced7a3f2
 Listener = Callable[..., Awaitable]  # called with a listening socket before the program starts
-BACKENDS = ('bwrap', 'podman', 'process')
+BACKENDS = ('bwrap', 'podman', 'kubernetes', 'process')
 
 def backend_module(backend: str):
     "The module of a backend: one file each, all alike."
