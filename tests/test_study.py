@@ -228,6 +228,13 @@ def test_second_call_returns_at_once_and_another_configuration_runs(project, tmp
     assert json.loads(Path(a['results']).read_text())['seed'] == 3 and len(list(Path(a['dir']).glob('ran*'))) == 1
     assert (Path(a['dir'])/'notebook.ipynb').exists()
 
+def test_another_sandbox_is_another_run(project, monkeypatch):
+    "Two backends once shared a run: the second one recalled what the first had measured."
+    project("sandbox = ''\nrun_dir = ''", "import json, pathlib\n(pathlib.Path(run_dir)/'results.json').write_text(json.dumps(dict(headline=sandbox)))", name='boxed')
+    monkeypatch.setenv('CLAWLAB_SANDBOX_BACKEND', 'podman'); a = R.run_study('boxed', quiet=True)
+    monkeypatch.setenv('CLAWLAB_SANDBOX_BACKEND', 'bwrap'); b, c = R.run_study('boxed', quiet=True), R.run_study('boxed', {'sandbox': 'podman'}, quiet=True)
+    assert (a['headline'], b['headline'], b['status'], c['status']) == ('podman', 'bwrap', 'finished', 'recalled') and a['run'] == c['run'] != b['run']
+
 def test_a_harness_that_a_study_does_not_use_does_not_change_its_run(project, tmp_path):
     def pin(name, version): d = tmp_path/'harnesses'/name; d.mkdir(exist_ok=True); (d/'harness.toml').write_text(version)
     def ids():

@@ -8,7 +8,7 @@ import ast, ctypes, fcntl, hashlib, inspect, json, os, re, signal, subprocess, s
 from pathlib import Path
 from typing import Any, Callable, Mapping
 import clawlab
-from ..records import ClawlabError, InputError, repo_root
+from ..records import ClawlabError, InputError, repo_root, setting
 from .report import clean
 
 # %% auto #0
@@ -219,6 +219,7 @@ def run_study(name: str, params: Mapping[str, Any] | None = None, preset: str = 
     "Run, resume or recall a study; gives `study, run, dir, index, results, status, seconds, headline`."
     if preset not in PRESETS: raise InputError(f'unknown preset {preset!r}; there are: {", ".join(PRESETS)}')
     nb = study_path(name); eff = effective(defaults := parameters(nb), {**{k: v for k, v in PRESETS[preset].items() if k in defaults}, **(params or {})})
+    if 'sandbox' in eff: eff['sandbox'] = eff['sandbox'] or setting('sandbox', 'backend')  # another sandbox, another run
     d, t = run_dir(name, nb, preset, eff, Path(reports) if reports else repo_root()/'reports').resolve(), time.monotonic()
     status, code = 'recalled' if (d/'finished').exists() else 'finished', files_digest([Path(clawlab.__file__).parent])
     if not (d/'code').exists(): (d/'code').write_text(code)
