@@ -1,5 +1,5 @@
 """Container images of the harnesses: recipes without podman; with the images built (`make test-images`), what is inside and that it runs."""
-import asyncio, base64, contextlib, json, os, struct, zlib
+import asyncio, base64, contextlib, hashlib, http.server, json, os, struct, tarfile, threading, zlib
 from dataclasses import replace
 from pathlib import Path
 import pytest
@@ -13,6 +13,7 @@ from clawlab.launch import images
 from clawlab.launch.harness import known, load
 from clawlab.launch.images import base_ref, find, names, ref, unbuilt
 from clawlab.launch.rollouts import Job, run_rollouts
+from clawlab.launch.sandbox import podman as host
 from clawlab.launch.sandbox.base import Limits, image_for
 from clawlab.launch.tasks import load_suite
 
@@ -161,6 +162,43 @@ print(subprocess.run(ARGV, capture_output=True, text=True, env=os.environ | ENV)
     assert inside('react', 'python3', '-c', code).split() == ['done', '3']
 
 
+# to a cluster or a registry
+
+class Registry(http.server.BaseHTTPRequestHandler):
+    "As much of the OCI distribution protocol as a push needs; a blob must have the digest that it is pushed under."
+    protocol_version, have, log_message = 'HTTP/1.1', {}, lambda *a: None
+    def say(self, code, **headers):
+        self.send_response(code); [self.send_header(k, v) for k, v in {'Content-Length': '0', **headers}.items()]; self.end_headers()
+    def body(self):
+        if (n := self.headers.get('Content-Length')) is not None: return self.rfile.read(int(n))
+        out = b''
+        while n := int(self.rfile.readline(), 16): out += self.rfile.read(n); self.rfile.readline()
+        self.rfile.readline(); return out
+    def do_GET(self): self.say(200 if self.path == '/v2/' or self.path.split('/')[-1] in self.have else 404)
+    do_HEAD = do_GET
+    def do_POST(self): self.have['upload'] = b''; self.say(202, Location='/upload')
+    def do_PATCH(self): self.have['upload'] += self.body(); self.say(202, Location='/upload')
+    def do_PUT(self):
+        data, (name, _, q) = self.body(), self.path.rpartition('/')[2].partition('?digest=')
+        name, data = (q.replace('%3A', ':'), self.have['upload'] + data) if q else (name, data)
+        digest = 'sha256:' + hashlib.sha256(data).hexdigest()
+        if q and name != digest: return self.say(400)
+        self.have[name] = data; self.say(201, **{'Docker-Content-Digest': digest})
+
+@pytest.mark.images
+def test_an_archive_is_loaded_and_its_image_pushed_to_a_registry(tmp_path):
+    i = find(asyncio.run(host.image())[0])   # a small one
+    tar = images.archive(i, tmp_path/'a.tar')
+    with tarfile.open(tar) as t: m, = json.load(t.extractfile('manifest.json'))
+    assert m['RepoTags'] == [i.ref] and m['Config'] == i.id + '.json' and i.ref in images.podman('load', '-i', tar) and find(i.ref).id == i.id
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Registry) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        images.podman('push', '--tls-verify=false', i.ref, f'127.0.0.1:{server.server_port}/lab/image:1', timeout=120)
+        server.shutdown()
+    pushed = json.loads(Registry.have['1'])
+    assert pushed['config']['digest'] == f'sha256:{i.id}' and all(l['digest'] in Registry.have for l in (pushed['config'], *pushed['layers']))
+
+
 # rollouts in images
 
 HARNESSES = ('react', 'claude-code', 'mini-swe-agent', 'codex')
@@ -179,7 +217,7 @@ async def test_a_mixed_group_runs_each_harness_in_its_own_image(tmp_path, monkey
     rs, _ = await play(tmp_path, jobs, OracleEngine({task.task_id: task}))
     for r in rs:
         assert (r.outcome, r.reward, r.meta['backend']) == ('ok', 1.0, 'podman') and r.harness_version == load(r.harness).version and not any(c.quarantine for c in r.calls), r.meta
-        said = ' '.join(m.content for m in r.calls[-1].messages)
+        said = ' '.join(m.content for m in r.calls[-1].messages).replace('\\n', '\n')   # one of them shows outputs as JSON
         assert f'{r.harness}\nno podman' in said, said[-2000:]
 
 @pytest.mark.images
