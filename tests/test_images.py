@@ -239,7 +239,7 @@ PAGE = '''<!doctype html><title>start</title><style>body { margin: 0; background
 input { position: absolute; left: 200px; top: 300px; width: 400px; font-size: 30px }</style><button></button><input>
 <script>const b = document.querySelector('button'), i = document.querySelector('input');
 b.onclick = () => { document.body.style.background = 'rgb(0, 160, 60)'; i.focus(); document.title = 'clicked' }
-i.oninput = () => document.title = 'typed ' + i.value; i.onchange = () => document.title = 'entered ' + i.value
+i.oninput = () => { b.style.background = 'rgb(255, 160, 0)'; document.title = 'typed ' + i.value }; i.onchange = () => document.title = 'entered ' + i.value
 onscroll = () => document.title = 'scrolled'</script>'''
 
 def pixels(png):
@@ -308,11 +308,14 @@ async def test_a_page_is_seen_clicked_and_typed_into(tmp_path):
             if count(after := await s.tool('screenshot'), (0, 160, 60)) > .6 * 1280 * 800 / 16: break
         assert count(after, (30, 90, 200)) == 0 and max(abs(a - b) for a, b in zip(where(after, (255, 0, 128)), (x, y))) <= 3   # the pointer covers some of it now
         await s.tool('type', text='Hello, {[x]} ~42 -- "@"'); await s.until('typed Hello, {[x]} ~42 -- "@"')
+        for _ in range(100):
+            if count(typed := await s.tool('screenshot'), (255, 160, 0)): break
+        assert not count(typed, (255, 0, 128)) and count(typed, (0, 160, 60)) > .6 * 1280 * 800 / 16
         await s.tool('key', keys='ctrl+a b Return'); await s.until('entered b')
         await s.tool('scroll', x=x, y=y, amount=5); await s.until('scrolled')
         for _ in range(100):
-            if not count(await s.tool('screenshot'), (255, 0, 128)): break
-        assert not count(await s.tool('screenshot'), (255, 0, 128))                                 # scrolled out of sight
+            if not count(await s.tool('screenshot'), (255, 160, 0)): break
+        assert not count(await s.tool('screenshot'), (255, 160, 0))                                 # scrolled out of sight
 
 @pytest.mark.images
 async def test_the_server_tells_the_model_what_it_did_wrong(tmp_path):
@@ -329,9 +332,9 @@ async def test_the_server_tells_the_model_what_it_did_wrong(tmp_path):
 # the screen in a rollout
 
 LOOK = '''#!/usr/bin/python3
-"""look.py R G B: wait until a third of the screen has this colour. (Its frame buffer is a file; the model's own way to see it is `screenshot`.)"""
+"""look.py R G B: wait until this colour is on the screen (more than a pointer's worth). (Its frame buffer is a file; the model's own way to see it is `screenshot`.)"""
 import sys, time
-while open('/tmp/screen/Xvfb_screen0', 'rb').read().count(bytes([*map(int, sys.argv[:0:-1])])) < 1280 * 800 / 3: time.sleep(.1)
+while open('/tmp/screen/Xvfb_screen0', 'rb').read().count(bytes([*map(int, sys.argv[:0:-1])])) < 1000: time.sleep(.1)
 print('seen')
 '''
 VERIFY = "def verify(workspace, expect): return float(open(f'{workspace}/title.txt').read().startswith(expect['title']))"
@@ -347,11 +350,12 @@ async def test_claude_code_sees_clicks_and_types(tmp_path, monkeypatch):
     def sh(command): return use('Bash', command=command)
     def see(name, **args): return use(f'mcp__screen__{name}', **args)
     script = [see('open', url='file:///workspace/page.html'), sh('./look.py 30 90 200'), see('screenshot'), see('click', x=280, y=230), sh('./look.py 0 160 60'), see('screenshot'),
-              see('type', text='Hello\n'), sh("until DISPLAY=:99 xdotool search --name '^entered' getwindowname > title.txt; do sleep .1; done; cat title.txt"), see('windows'), dict(text='Done.')]
+              see('type', text='Hello\n'), sh("until DISPLAY=:99 xdotool search --name '^entered' getwindowname > title.txt; do sleep .1; done; ./look.py 255 160 0; cat title.txt"), see('screenshot'), dict(text='Done.')]
     (r,), store = await play(tmp_path, [Job(SCREEN, 'claude-code:screen', group='g')], ScriptEngine(script))
     assert (r.outcome, r.reward, len(r.calls)) == ('ok', 1.0, len(script)) and not any(c.quarantine for c in r.calls), r.meta
     seen = [base64.b64decode(b['source']['data']) for m in json.loads(store.body(r.calls[-1].call_id))['messages'] if isinstance(m['content'], list)
             for t in m['content'] if t['type'] == 'tool_result' and isinstance(t['content'], list) for b in t['content'] if b['type'] == 'image']
-    before, after = map(pixels, seen)
+    before, after, typed = map(pixels, seen)
     assert count(before, (30, 90, 200)) > .6 * 1280 * 800 / 16 and count(before, (255, 0, 128)) and not count(before, (0, 160, 60))
-    assert count(after, (0, 160, 60)) > .6 * 1280 * 800 / 16 and not count(after, (30, 90, 200))
+    assert count(after, (0, 160, 60)) > .6 * 1280 * 800 / 16 and not count(after, (30, 90, 200)) and count(after, (255, 0, 128))
+    assert count(typed, (255, 160, 0)) and not count(typed, (255, 0, 128))
