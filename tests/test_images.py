@@ -100,8 +100,8 @@ def test_a_harness_that_needs_a_screen_has_an_image_on_the_screen():
 
 async def test_images_that_are_not_built_are_told_before_the_first_rollout(monkeypatch, tmp_path):
     monkeypatch.setenv('CLAWLAB_SANDBOX_IMAGE', OWN); monkeypatch.setattr(images, 'find', lambda r: '/base:' in r)
-    with pytest.raises(InputError, match='not built: react:forks .clawlab harness image react:forks') as e: await run_rollouts([Job(TASK, 'react:forks')], proxy=None, store=None, backend='podman')
-    assert '\n' not in str(e.value) and unbuilt('lab/tools:1', [load('react')]) == []
+    with pytest.raises(InputError, match='not on this machine: localhost/clawlab/react:1-.* .clawlab harness image react:forks,') as e: await run_rollouts([Job(TASK, 'react:forks')], proxy=None, store=None, backend='podman')
+    assert '\n' not in str(e.value) and unbuilt('lab/tools:1', [load('react')]) == {}
 
 
 # built images

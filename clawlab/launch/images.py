@@ -114,11 +114,11 @@ def context(name: str):
 # %% ../../nbs/21b_launch.images.ipynb #dae7ad06
 def unbuilt(setting: str, # e.g. of `sandbox.image`
             harnesses     # loaded ones
-           ) -> list[str]:
-    "Those of the images that a pattern wants for these harnesses and their verifiers which this machine lacks, by name."
-    if '{harness}' not in setting: return []
+           ) -> dict[str, str]:
+    "Those of the images that a pattern wants for these harnesses and their verifiers which this machine lacks: `{image: harness}`."
+    if '{harness}' not in setting: return {}
     wanted = {image_for(setting)[0]: 'base'} | {image_for(setting, h.binds)[0]: h.name for h in harnesses}
-    return [n for r, n in wanted.items() if not find(r)]
+    return {r: n for r, n in wanted.items() if not find(r)}
 
 # %% ../../nbs/21b_launch.images.ipynb #d12b7892
 def cache() -> Path:

@@ -155,7 +155,7 @@ async def _ready(jobs: list[Job], backend: str) -> dict:
     harnesses = {name: load(name) for name in sorted({j.harness for j in jobs})}
     for h in harnesses.values():
         if not h.installed: raise InputError(f'harness {h.name} is not installed: clawlab harness install {h.name}')
-    if backend == 'podman' and (no := unbuilt(setting('sandbox', 'image'), harnesses.values())): raise InputError(f'container images that are not built: {", ".join(no)} (clawlab harness image {" ".join(no)})')
+    if backend == 'podman' and (no := unbuilt(setting('sandbox', 'image'), harnesses.values())): raise InputError(f'container images that are not on this machine: {", ".join(no)} (clawlab harness image {" ".join(no.values())}, or podman pull)')
     if jobs and (why := await probe(backend)): raise InputError(f'sandbox {backend}: {why}')
     return harnesses
 
