@@ -90,7 +90,7 @@ test-images: env
 	 [ "$$(id -u)" = 0 ] || { echo "clawlab: please install these Debian packages first:$$missing" >&2; exit 1; }; \
 	 apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; }
 	@$(BIN)/clawlab harness install $(HARNESSES) codex >/dev/null
-	@$(BIN)/clawlab harness image base $(HARNESSES) codex screen >/dev/null
+	@$(BIN)/clawlab harness image base $(HARNESSES) codex screen claude-code:screen >/dev/null
 	@$(BIN)/python -m pytest tests/test_images.py -m 'images or not images' -rs
 
 # The store on a real PostgreSQL server, of its own and in a temporary folder.

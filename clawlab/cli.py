@@ -279,11 +279,16 @@ def harness_install(names: Annotated[list[str], typer.Argument(help='Names, or `
 
 # %% ../nbs/90_cli.ipynb #b8aeac8f
 @harness_app.command('image')
-def harness_image(names: Annotated[list[str], typer.Argument(help='Harnesses, `base`, `screen`, or `all`')],
+def harness_image(names: Annotated[list[str], typer.Argument(help='Harnesses (a variant too: claude-code:screen), `base`, `screen`, or `all`')],
                   on: Annotated[str, typer.Option(help='Another of these images to stand on, e.g. screen')] = '',
-                  archive: Annotated[bool, typer.Option('--archive', help='Also write a docker-archive, for a cluster to load')] = False,
+                  archive: Annotated[bool, typer.Option('--archive', help='Also write a docker-archive: for `tests/cluster/cluster load`, `podman load`, `skopeo copy docker-archive:FILE docker://REGISTRY/...`')] = False,
                   cached: Annotated[bool, typer.Option('--cached', help='Build nothing: say which are here')] = False):
-    "Build container images with podman; one that is there already costs nothing."
+    """Build container images with podman: Debian, and in it the installed, pinned program.
+
+    With `image = localhost/clawlab/{harness}:{tag}` under [sandbox] in settings.ini, podman sandboxes start from them, each harness from its own and its verifier from `base`; [kubernetes] takes the same pattern with a registry's address.
+
+    GB: base 0.2 and react the same, claude-code 0.6, codex 0.7, mini-swe-agent 0.5, openclaw 1.0, screen 1.0, claude-code:screen 1.4; what several stand on is stored once. `base` and `screen` fetch Debian's packages first (minutes); an image that is there already costs nothing.
+    """
     from clawlab.launch import images
     names = images.names() if names == ['all'] else names; refs = [images.ref(n, on) for n in names]  # unknown names first
     out = []

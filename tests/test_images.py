@@ -1,14 +1,26 @@
 """Container images of the harnesses: recipes without podman; with the images built (`make test-images`), what is inside and that it runs."""
-import asyncio, base64, contextlib, json, struct, zlib
+import asyncio, base64, contextlib, hashlib, http.server, json, os, struct, tarfile, threading, zlib
+from dataclasses import replace
 from pathlib import Path
 import pytest
-from clawlab.records import InputError
+os.environ['CLAWLAB_SANDBOX_UIDS'] = f'{(a := 68000 + os.getpid() % 20 * 100)}-{a + 100}'  # apart from whatever else runs on this machine
+from clawlab.records import InputError, Task
+from clawlab.capture.engines.oracle import OracleEngine
+from clawlab.capture.engines.script import ScriptEngine
+from clawlab.capture.proxy import Proxy
+from clawlab.capture.store import Store
 from clawlab.launch import images
 from clawlab.launch.harness import known, load
-from clawlab.launch.images import base_ref, find, names, ref
+from clawlab.launch.images import base_ref, find, names, ref, unbuilt
+from clawlab.launch.rollouts import Job, run_rollouts
+from clawlab.launch.sandbox import podman as host
+from clawlab.launch.sandbox.base import Limits, image_for
+from clawlab.launch.tasks import load_suite
 
 ROOT = Path(__file__).parent.parent
-RUN = ['run', '--rm', '-i', '--network', 'none', '--read-only', '--cap-drop', 'all', '--security-opt', 'no-new-privileges', '--ulimit', 'nofile=1024:4096', '--ulimit', 'nproc=512:512',
+TASKS = load_suite('nano')
+TASK = TASKS['test-copy-1-0']
+RUN = ['run', '--rm', '-i', '--network', 'none', '--no-hosts', '--hostname', 'sandbox', '--read-only', '--cap-drop', 'all', '--security-opt', 'no-new-privileges', '--ulimit', 'nofile=1024:4096', '--ulimit', 'nproc=512:512',
        '--memory', '4g', '--pids-limit', '512', '-v', '/workspace', '-v', '/home/agent']
 
 
@@ -71,10 +83,31 @@ def test_without_podman_nothing_is_found_and_a_build_says_what_to_install(tmp_pa
     with pytest.raises(InputError, match='Debian packages podman'): images.podman('info')
 
 
+# whose image
+
+OWN = 'localhost/clawlab/{harness}:{tag}'
+
+def test_a_pattern_gives_each_harness_its_own_image_and_a_verifier_the_base():
+    for n in ('react', 'react:forks'): assert image_for(OWN, load(n).binds) == (ref('react'), ())
+    assert image_for(OWN) == (ref('base'), ()) and image_for('registry.lab:5000/x-{harness}:v1', load('react').binds) == ('registry.lab:5000/x-react:v1', ())
+    assert image_for('lab/tools:1', load('react').binds) == ('lab/tools:1', load('react').binds) and image_for('') == ('', ())
+
+def test_a_harness_that_needs_a_screen_has_an_image_on_the_screen():
+    h = load('claude-code:screen')
+    assert h.spec.needs == 'screen' and ref(h.name) == ref('claude-code', 'screen') != ref('claude-code') == ref('claude-code:full')
+    assert image_for(OWN, (('', '/opt/claude-code'), ('', '/opt/screen')))[0] == ref(h.name)
+    with pytest.raises(InputError, match='no image .*tools'): image_for(OWN, (('', '/opt/tools'),))
+
+async def test_images_that_are_not_built_are_told_before_the_first_rollout(monkeypatch, tmp_path):
+    monkeypatch.setenv('CLAWLAB_SANDBOX_IMAGE', OWN); monkeypatch.setattr(images, 'find', lambda r: '/base:' in r)
+    with pytest.raises(InputError, match='not on this machine: localhost/clawlab/react:1-.* .clawlab harness image react:forks,') as e: await run_rollouts([Job(TASK, 'react:forks')], proxy=None, store=None, backend='podman')
+    assert '\n' not in str(e.value) and unbuilt('lab/tools:1', [load('react')]) == {}
+
+
 # built images
 
 def built(name):
-    "The image's name, or a skip."
+    "The image, or a skip."
     if not (i := find(ref(name))): pytest.skip(f'{ref(name)} is not built: clawlab harness image {name}')
     return i
 
@@ -84,8 +117,8 @@ def inside(name, *argv, options=()):
 @pytest.mark.images
 @pytest.mark.parametrize('name', names())
 def test_an_image_is_an_ordinary_user_at_the_usual_place(name):
-    out = inside(name, 'bash', '-c', 'id -u; id -g; id -un; echo $HOME; pwd; for f in ~/b /tmp/c a /opt/x /usr/x; do touch $f 2>/dev/null && echo $f; done; ls /etc/apt/sources.list 2>/dev/null; true').splitlines()
-    assert out == ['1000', '1000', 'agent', '/home/agent', '/workspace', '/home/agent/b', '/tmp/c', 'a']
+    out = inside(name, 'bash', '-c', 'id -u; id -g; id -un; echo $HOME; pwd; getent hosts localhost; ls -A ~ .; for f in ~/b /tmp/c a /opt/x /usr/x; do touch $f 2>/dev/null && echo $f; done; ls /etc/apt/sources.list 2>/dev/null; true').splitlines()
+    assert out == ['1000', '1000', 'agent', '/home/agent', '/workspace', '127.0.0.1       localhost sandbox', '.:', '', '/home/agent:', '/home/agent/b', '/tmp/c', 'a']
     c = json.loads(images.podman('image', 'inspect', ref(name)))[0]
     assert c['Config']['User'] == '1000:1000' and c['Labels']['clawlab.name'] == name and c['Labels']['clawlab.version'] == images.version(name)
     assert not any('KEY' in e or 'TOKEN' in e for e in c['Config']['Env'])
@@ -129,13 +162,84 @@ print(subprocess.run(ARGV, capture_output=True, text=True, env=os.environ | ENV)
     assert inside('react', 'python3', '-c', code).split() == ['done', '3']
 
 
+# to a cluster or a registry
+
+class Registry(http.server.BaseHTTPRequestHandler):
+    "As much of the OCI distribution protocol as a push needs; a blob must have the digest that it is pushed under."
+    protocol_version, have, log_message = 'HTTP/1.1', {}, lambda *a: None
+    def say(self, code, **headers):
+        self.send_response(code); [self.send_header(k, v) for k, v in {'Content-Length': '0', **headers}.items()]; self.end_headers()
+    def body(self):
+        if (n := self.headers.get('Content-Length')) is not None: return self.rfile.read(int(n))
+        out = b''
+        while n := int(self.rfile.readline(), 16): out += self.rfile.read(n); self.rfile.readline()
+        self.rfile.readline(); return out
+    def do_GET(self): self.say(200 if self.path == '/v2/' or self.path.split('/')[-1] in self.have else 404)
+    do_HEAD = do_GET
+    def do_POST(self): self.have['upload'] = b''; self.say(202, Location='/upload')
+    def do_PATCH(self): self.have['upload'] += self.body(); self.say(202, Location='/upload')
+    def do_PUT(self):
+        data, (name, _, q) = self.body(), self.path.rpartition('/')[2].partition('?digest=')
+        name, data = (q.replace('%3A', ':'), self.have['upload'] + data) if q else (name, data)
+        digest = 'sha256:' + hashlib.sha256(data).hexdigest()
+        if q and name != digest: return self.say(400)
+        self.have[name] = data; self.say(201, **{'Docker-Content-Digest': digest})
+
+@pytest.mark.images
+def test_an_archive_is_loaded_and_its_image_pushed_to_a_registry(tmp_path):
+    i = find(asyncio.run(host.image())[0])   # a small one
+    tar = images.archive(i, tmp_path/'a.tar')
+    with tarfile.open(tar) as t: m, = json.load(t.extractfile('manifest.json'))
+    assert m['RepoTags'] == [i.ref] and m['Config'] == i.id + '.json' and i.ref in images.podman('load', '-i', tar) and find(i.ref).id == i.id
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Registry) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        images.podman('push', '--tls-verify=false', i.ref, f'127.0.0.1:{server.server_port}/lab/image:1', timeout=120)
+        server.shutdown()
+    pushed = json.loads(Registry.have['1'])
+    assert pushed['config']['digest'] == f'sha256:{i.id}' and all(l['digest'] in Registry.have for l in (pushed['config'], *pushed['layers']))
+
+
+# rollouts in images
+
+HARNESSES = ('react', 'claude-code', 'mini-swe-agent', 'codex')
+
+async def play(tmp_path, jobs, engine, backend='podman'):
+    store = Store.open(str(tmp_path/'calls.db'))
+    async with Proxy(engine, store) as proxy: rs = await run_rollouts(jobs, proxy=proxy, store=store, backend=backend, limits=Limits(seconds=240), progress=False, concurrency=2)
+    return rs, store
+
+@pytest.mark.images
+async def test_a_mixed_group_runs_each_harness_in_its_own_image(tmp_path, monkeypatch):
+    for n in ('base', *HARNESSES): built(n)
+    task = replace(TASK, steps=(f'{TASK.steps[0]}; ls /opt; command -v podman || echo no podman', *TASK.steps[1:]))   # what only the image has, and what only this machine has
+    jobs = [Job(task, n, group='g') for n in HARNESSES]
+    monkeypatch.setenv('CLAWLAB_SANDBOX_IMAGE', OWN)
+    rs, _ = await play(tmp_path, jobs, OracleEngine({task.task_id: task}))
+    for r in rs:
+        assert (r.outcome, r.reward, r.meta['backend']) == ('ok', 1.0, 'podman') and r.harness_version == load(r.harness).version and not any(c.quarantine for c in r.calls), r.meta
+        said = ' '.join(m.content for m in r.calls[-1].messages).replace('\\n', '\n')   # one of them shows outputs as JSON
+        assert f'{r.harness}\nno podman' in said, said[-2000:]
+
+@pytest.mark.images
+@pytest.mark.parametrize('name', HARNESSES)
+async def test_the_prompt_is_the_same_in_every_sandbox(name, tmp_path, monkeypatch):
+    "Home, workspace, user and environment look alike, so rollouts of all backends share their prefixes."
+    built('base'); built(name); prompts = {}
+    for where, image in (('bwrap', ''), ('podman', ''), ('image', OWN)):
+        monkeypatch.setenv('CLAWLAB_SANDBOX_IMAGE', image); (tmp_path/where).mkdir()
+        (r,), _ = await play(tmp_path/where, [Job(TASK, name, group='g')], OracleEngine(TASKS), 'bwrap' if where == 'bwrap' else 'podman')
+        assert (r.outcome, r.reward) == ('ok', 1.0), (where, r.meta)
+        prompts[where] = [(m.role, m.content) for m in r.calls[0].messages], r.calls[0].tools
+    assert prompts['bwrap'] == prompts['podman'] == prompts['image']
+
+
 # the screen
 
 PAGE = '''<!doctype html><title>start</title><style>body { margin: 0; background: rgb(30, 90, 200); height: 3000px } button { position: absolute; left: 200px; top: 100px; width: 160px; height: 80px; border: 0; background: rgb(255, 0, 128) }
 input { position: absolute; left: 200px; top: 300px; width: 400px; font-size: 30px }</style><button></button><input>
 <script>const b = document.querySelector('button'), i = document.querySelector('input');
 b.onclick = () => { document.body.style.background = 'rgb(0, 160, 60)'; i.focus(); document.title = 'clicked' }
-i.oninput = () => document.title = 'typed ' + i.value; i.onchange = () => document.title = 'entered ' + i.value
+i.oninput = () => { b.style.background = 'rgb(255, 160, 0)'; document.title = 'typed ' + i.value }; i.onchange = () => document.title = 'entered ' + i.value
 onscroll = () => document.title = 'scrolled'</script>'''
 
 def pixels(png):
@@ -204,11 +308,14 @@ async def test_a_page_is_seen_clicked_and_typed_into(tmp_path):
             if count(after := await s.tool('screenshot'), (0, 160, 60)) > .6 * 1280 * 800 / 16: break
         assert count(after, (30, 90, 200)) == 0 and max(abs(a - b) for a, b in zip(where(after, (255, 0, 128)), (x, y))) <= 3   # the pointer covers some of it now
         await s.tool('type', text='Hello, {[x]} ~42 -- "@"'); await s.until('typed Hello, {[x]} ~42 -- "@"')
+        for _ in range(100):
+            if count(typed := await s.tool('screenshot'), (255, 160, 0)): break
+        assert not count(typed, (255, 0, 128)) and count(typed, (0, 160, 60)) > .6 * 1280 * 800 / 16
         await s.tool('key', keys='ctrl+a b Return'); await s.until('entered b')
         await s.tool('scroll', x=x, y=y, amount=5); await s.until('scrolled')
         for _ in range(100):
-            if not count(await s.tool('screenshot'), (255, 0, 128)): break
-        assert not count(await s.tool('screenshot'), (255, 0, 128))                                 # scrolled out of sight
+            if not count(await s.tool('screenshot'), (255, 160, 0)): break
+        assert not count(await s.tool('screenshot'), (255, 160, 0))                                 # scrolled out of sight
 
 @pytest.mark.images
 async def test_the_server_tells_the_model_what_it_did_wrong(tmp_path):
@@ -220,3 +327,35 @@ async def test_the_server_tells_the_model_what_it_did_wrong(tmp_path):
         assert (await s('tools/call', name='rm', arguments={}))['error']['code'] == -32602 and (await s('resources/list'))['error']['code'] == -32601
         assert (await s.send(b'{'))['error']['code'] == -32700 and (await s.send(b'[1]'))['error']['code'] == -32600 and (await s.send(b'{"a": "\xff"}'))['error']['code'] == -32700
         assert (await s('ping'))['result'] == {}
+
+
+# the screen in a rollout
+
+LOOK = '''#!/usr/bin/python3
+"""look.py R G B: wait until this colour is on the screen (more than a pointer's worth). (Its frame buffer is a file; the model's own way to see it is `screenshot`.)"""
+import sys, time
+while open('/tmp/screen/Xvfb_screen0', 'rb').read().count(bytes([*map(int, sys.argv[:0:-1])])) < 1000: time.sleep(.1)
+print('seen')
+'''
+VERIFY = "def verify(workspace, expect): return float(open(f'{workspace}/title.txt').read().startswith(expect['title']))"
+SCREEN = Task('screen-1', 'screen', 'test', 'Open /workspace/page.html in the browser, press the button, enter Hello into the field and write the title of the page to title.txt.',
+              {'page.html': PAGE, 'look.py': LOOK}, verifier=VERIFY, expect={'title': 'entered Hello'})
+
+@pytest.mark.images
+async def test_claude_code_sees_clicks_and_types(tmp_path, monkeypatch):
+    "The tools of the screen's MCP server, called by the unmodified harness in a sandbox without a network; the page changes, the pictures on record show it."
+    for n in ('base', 'claude-code:screen'): built(n)
+    monkeypatch.setenv('CLAWLAB_SANDBOX_IMAGE', OWN)
+    def use(name, **args): return dict(text='<tool_call>' + json.dumps({'name': name, 'arguments': args}) + '</tool_call>')
+    def sh(command): return use('Bash', command=command)
+    def see(name, **args): return use(f'mcp__screen__{name}', **args)
+    script = [see('open', url='file:///workspace/page.html'), sh('./look.py 30 90 200'), see('screenshot'), see('click', x=280, y=230), sh('./look.py 0 160 60'), see('screenshot'),
+              see('type', text='Hello\n'), sh("until DISPLAY=:99 xdotool search --name '^entered' getwindowname > title.txt; do sleep .1; done; ./look.py 255 160 0; cat title.txt"), see('screenshot'), dict(text='Done.')]
+    (r,), store = await play(tmp_path, [Job(SCREEN, 'claude-code:screen', group='g')], ScriptEngine(script))
+    assert (r.outcome, r.reward, len(r.calls)) == ('ok', 1.0, len(script)) and not any(c.quarantine for c in r.calls), r.meta
+    seen = [base64.b64decode(b['source']['data']) for m in json.loads(store.body(r.calls[-1].call_id))['messages'] if isinstance(m['content'], list)
+            for t in m['content'] if t['type'] == 'tool_result' and isinstance(t['content'], list) for b in t['content'] if b['type'] == 'image']
+    before, after, typed = map(pixels, seen)
+    assert count(before, (30, 90, 200)) > .6 * 1280 * 800 / 16 and count(before, (255, 0, 128)) and not count(before, (0, 160, 60))
+    assert count(after, (0, 160, 60)) > .6 * 1280 * 800 / 16 and not count(after, (30, 90, 200)) and count(after, (255, 0, 128))
+    assert count(typed, (255, 160, 0)) and not count(typed, (255, 0, 128))

@@ -74,6 +74,8 @@ async def test_S_a_refusal_is_bad_input(cluster):
 async def test_S_a_harness_that_the_image_lacks(cluster, monkeypatch):
     monkeypatch.setenv('CLAWLAB_KUBERNETES_PROXY', 'tcp:127.0.0.1:1')
     with pytest.raises(InputError, match='no /opt/react'): await BACKEND.box(binds=(('/nowhere', '/opt/react'),)).start()
+    monkeypatch.setenv('CLAWLAB_KUBERNETES_IMAGE', 'lab/{harness}:{tag}')
+    with pytest.raises(InputError, match='image lab/react:1-.* has no /opt/react'): await BACKEND.box(binds=(('/nowhere', '/opt/react'), ('/here', '/here'))).start()
     assert not cluster.pods
 
 async def test_S46_sweep_removes_what_the_dead_left(cluster):

@@ -1,9 +1,11 @@
 """Pods as data, the classes of failure, and the one watch, against an API server made of a script. No cluster is needed."""
 import asyncio, json, subprocess, sys
+from dataclasses import replace
 from pathlib import Path
 import pytest
 from aiohttp import web
 from clawlab.records import InputError, SandboxError
+from clawlab.launch.images import ref
 from clawlab.launch.sandbox import pods
 from clawlab.launch.sandbox.base import Limits
 from clawlab.launch.sandbox.pods import Api, Fate, Place, Watch, fate, manifest, patched, read_patch
@@ -44,6 +46,12 @@ def test_S_one_patch_for_what_clusters_differ_in(tmp_path):
     assert (s['runtimeClassName'], s['hostUsers'], len(s['tolerations']), [v['name'] for v in s['volumes']], 'activeDeadlineSeconds' in s) == ('gvisor', False, 3, ['files', 'usr'], False)
     assert r['metadata']['labels'].keys() >= {'kueue.x-k8s.io/queue-name', 'clawlab.dev/controller'} and r['metadata']['annotations'].keys() >= {'a', 'clawlab.dev/expires'}
     assert patched({'l': [1, {'name': 'a', 'x': 1}]}, {'l': [2, {'name': 'a', 'y': 2}]}) == {'l': [1, {'name': 'a', 'x': 1, 'y': 2}, 2]}
+
+def test_S_a_pattern_gives_each_harness_its_own_image():
+    react, python, own = ('/x/react', '/opt/react'), ('/usr/python', '/usr/python'), Place(image='registry.lab/{harness}:{tag}', proxy='unix:/s')
+    place, shown = own.showing((react, python))
+    assert place.image == 'registry.lab/' + ref('react').split('/')[-1] and shown == () and own.showing(())[0].image == 'registry.lab/' + ref('base').split('/')[-1]
+    assert replace(own, image='x').showing((react,)) == (Place(image='x', proxy='unix:/s'), (react,)) and PLACE.showing((react,)) == (PLACE, ())
 
 @pytest.mark.parametrize('text', ['- a\n', 'kind: Pod\n', 'x: [', None])
 def test_S_a_patch_that_is_none_is_bad_input(tmp_path, text):

@@ -52,6 +52,7 @@ class Spec(Strict):
     dialect: Literal['chat', 'anthropic', 'responses']
     turns: int            # model calls at most, per run
     install: Install
+    needs: str = ''       # what else must be at /opt/NAME: a folder of `harnesses/`, on whose image its own then stands
     run: Run
     wire: dict = {}       # what its requests look like to the proxy; others are quarantined
     on_engine_failure: Literal['cut', 'event'] = 'cut'  # a stream that can't go on: cut the connection, or say so first
@@ -155,7 +156,7 @@ def load(name: str) -> Harness:
 def binds(self: Harness) -> tuple[tuple[str, str], ...]:
     "`(path here, path inside)`, all read-only; raises `InputError` when it isn't installed."
     if not self.installed: raise InputError(f'harness {self.name} {self.version} is not installed: clawlab harness install {self.spec.name}')
-    out = ((str(self.dir/self.spec.install.path), self.inside),)
+    out = ((str(self.dir/self.spec.install.path), self.inside), *((str(self.source.parent/n), f'/opt/{n}') for n in (self.spec.needs,) if n))
     if self.spec.install.kind != 'pip': return out
     cfg = dict(map(str.strip, l.split('=', 1)) for l in (self.dir/'pyvenv.cfg').read_text().splitlines() if '=' in l)
     base = str(Path(cfg['home']).parent)

@@ -8,11 +8,13 @@ import contextlib, hashlib, json, os, shutil, subprocess, sys, tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from ..records import InputError, home, repo_root
+from .sandbox.base import image_for
 from .harness import known, load, sh
 
 # %% auto #0
-__all__ = ['PYTHON', 'names', 'folder', 'packages', 'recipe', 'version', 'digest', 'tag', 'base_ref', 'ref', 'flags', 'podman',
-           'Image', 'find', 'context', 'cache', 'growing', 'make', 'rootfs', 'build_base', 'build', 'archive']
+__all__ = ['PYTHON', 'names', 'folder', 'packages', 'recipe', 'version', 'digest', 'tag', 'base_ref', 'split', 'ref', 'flags',
+           'podman', 'Image', 'find', 'context', 'unbuilt', 'cache', 'growing', 'make', 'rootfs', 'build_base', 'build',
+           'archive']
 
 # %% ../../nbs/21b_launch.images.ipynb #e8073261
 def names() -> list[str]:
@@ -51,10 +53,16 @@ def base_ref(more: list[str] = ()) -> str:
     "The full name of the base with some more Debian packages."
     return tag('base', [*recipe('base'), *(p.encode() for p in more)])
 
+def split(name: str) -> tuple[str, str]:
+    "`(image, what it stands on)` of a harness with its variant: `claude-code:screen` is claude-code on screen."
+    base = name.partition(':')[0]
+    return (base, load(name).spec.needs) if base in known() else (name, '')
+
 def ref(name: str,      # an image, perhaps not built yet
-        on: str = ''    # another image that it shall stand on, e.g. `screen`; '' = the base
+        on: str = ''    # another image that it shall stand on, e.g. `screen`; '' = what it needs, else the base
        ) -> str:
     "The full name of an image: what podman and Kubernetes are given."
+    name, needs = split(name); on = on or needs
     return base_ref() if name == 'base' else tag(name, [(ref(on) if on else base_ref(packages(name))).encode(), *recipe(name)])
 
 # %% ../../nbs/21b_launch.images.ipynb #22b67640
@@ -103,6 +111,15 @@ def context(name: str):
                 '--disable-pip-version-check', '-r', h.source/'requirements.txt')
         yield Path(tmp)
 
+# %% ../../nbs/21b_launch.images.ipynb #dae7ad06
+def unbuilt(setting: str, # e.g. of `sandbox.image`
+            harnesses     # loaded ones
+           ) -> dict[str, str]:
+    "Those of the images that a pattern wants for these harnesses and their verifiers which this machine lacks: `{image: harness}`."
+    if '{harness}' not in setting: return {}
+    wanted = {image_for(setting)[0]: 'base'} | {image_for(setting, h.binds)[0]: h.name for h in harnesses}
+    return {r: n for r, n in wanted.items() if not find(r)}
+
 # %% ../../nbs/21b_launch.images.ipynb #d12b7892
 def cache() -> Path:
     "Where file systems and archives are kept."
@@ -145,6 +162,7 @@ def build(name: str, on: str = '') -> Image:
     "The image of a harness (or `base`, `screen`), built if it isn't here; `on`: another image of ours to stand on."
     if found := find(r := ref(name, on)): return found
     if name == 'base': return build_base()
+    name, needs = split(name); on = on or needs
     if on and packages(name): raise InputError(f'image {name} brings Debian packages: it stands on its own base only')
     with context(name) as here: return make(r, name, here, '--build-arg', f'BASE={(build(on) if on else build_base(packages(name))).ref}')
 

@@ -8,9 +8,10 @@ import asyncio, hashlib, json, sys, time
 from collections import Counter
 from dataclasses import dataclass, fields, replace
 from tqdm import tqdm
-from ..records import InputError, Outcome, Rollout, SandboxError, Task, UNREWARDED
+from ..records import InputError, Outcome, Rollout, SandboxError, Task, UNREWARDED, setting
 from ..capture.engines.base import Sampling
 from .harness import load
+from .images import unbuilt
 from .sandbox.base import Exec, Limits, make_sandbox, probe
 from .grading import grade
 
@@ -154,6 +155,7 @@ async def _ready(jobs: list[Job], backend: str) -> dict:
     harnesses = {name: load(name) for name in sorted({j.harness for j in jobs})}
     for h in harnesses.values():
         if not h.installed: raise InputError(f'harness {h.name} is not installed: clawlab harness install {h.name}')
+    if backend == 'podman' and (no := unbuilt(setting('sandbox', 'image'), harnesses.values())): raise InputError(f'container images that are not on this machine: {", ".join(no)} (clawlab harness image {" ".join(no.values())}, or podman pull)')
     if jobs and (why := await probe(backend)): raise InputError(f'sandbox {backend}: {why}')
     return harnesses
 

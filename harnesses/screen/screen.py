@@ -3,7 +3,7 @@
 The display starts with the first server and stays until the container ends, so a second server (a restarted harness, a grader) sees the same screen."""
 import base64, fcntl, json, os, re, socket, struct, subprocess, sys, zlib
 
-DISPLAY, BUFFER = os.environ.get('DISPLAY', ':99'), '/tmp/screen'
+DISPLAY, BUFFER = os.environ.setdefault('DISPLAY', ':99'), '/tmp/screen'   # set for our children: a sandbox has an environment of its own
 WIDTH, HEIGHT = map(int, os.environ.get('SCREEN_SIZE', '1280x800').split('x'))
 VERSIONS = ('2025-06-18', '2025-03-26', '2024-11-05')
 QUIET = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)

@@ -12,8 +12,8 @@ from ...records import InputError, SandboxError, setting
 
 # %% auto #0
 __all__ = ['HOME', 'WORKSPACE', 'CAP', 'Listener', 'BACKENDS', 'check_limit', 'Limits', 'Exec', 'Sandbox', 'backend_module',
-           'make_sandbox', 'probe', 'sweep', 'parts_of', 'open_dir', 'write_tree', 'walk', 'read_regular', 'read_tree',
-           'Drain']
+           'make_sandbox', 'probe', 'sweep', 'image_for', 'parts_of', 'open_dir', 'write_tree', 'walk', 'read_regular',
+           'read_tree', 'Drain']
 
 # %% ../../../nbs/20a_launch.sandbox.base.ipynb #436b476b
 def check_limit(name: str, v):
@@ -107,6 +107,14 @@ async def probe(backend: str) -> str:
 def sweep() -> list[str]:
     "Remove what launchers left that no longer live; says what it removed."
     return [line for b in BACKENDS for line in backend_module(b).sweep()]
+
+# %% ../../../nbs/20a_launch.sandbox.base.ipynb #510c7f58
+def image_for(setting: str, binds=()) -> tuple[str, tuple]:
+    "`(image, what of this machine it has to be shown)`. In a pattern, `{harness}` and `{tag}` are of the image that has what `binds` would show at /opt/NAME (a second NAME: what it stands on)."
+    if '{harness}' not in setting: return setting, tuple(binds)
+    first, *on = [PurePosixPath(to).name for _, to in binds if to.startswith('/opt/')] or ['base']
+    tag = importlib.import_module('clawlab.launch.images').ref(first, *on[:1]).rpartition(':')[2]  # a room above, like the backends
+    return setting.replace('{harness}', first).replace('{tag}', tag), ()
 
 # %% ../../../nbs/20a_launch.sandbox.base.ipynb #866d3933
 def parts_of(path: str) -> list[str]:

@@ -155,8 +155,6 @@ class Kubernetes(Sandbox):
         self.c = self.pod = self.channel = self.ending = None
         self.left_out, self.busy, self.joining, self.background = [], asyncio.Lock(), asyncio.Lock(), set()
 
-    def on_node(self) -> bool: return self.c.place.proxy.startswith('unix:')
-
     def target(self) -> tuple[str, str, socket.socket | None]:
         "Where this pod's relay finds the proxy, the node's folder with a socket in it, and a listening socket of ours."
         if self.listener is None: return '', '', None
@@ -174,7 +172,7 @@ class Kubernetes(Sandbox):
     async def start(self):
         "Make the pod, and join it."
         self.c = await the_controller()
-        shown = self.binds if self.on_node() else ()
+        self.place, shown = self.c.place.showing(self.binds)
         for host, _ in shown:
             if not os.path.exists(host): raise InputError(f'cannot bind {host} into a sandbox: it does not exist')
         self.pod, self.folder, sock = f'clawlab-{secrets.token_hex(6)}', '', None
@@ -182,11 +180,11 @@ class Kubernetes(Sandbox):
             async with self.c.gate:
                 await self.c.turn()
                 target, self.folder, sock = self.target()
-                await create(self.c, manifest(self.c.place, self.pod, self.c.id, self.limits, shown, target, self.folder))
+                await create(self.c, manifest(self.place, self.pod, self.c.id, self.limits, shown, target, self.folder))
                 await started(self.c, self.pod)
             self.ending = asyncio.create_task(self.c.watch.until(self.pod, lambda f: f.over))
-            missing = (await self.request(dict(op='look', paths=[p for _, p in self.binds])))[0]['missing']
-            if missing: raise InputError(f'the image {self.c.place.image} has no {missing[0]}: it needs the harness, see harnesses/*/Containerfile')
+            missing = (await self.request(dict(op='look', paths=[p for here, p in self.binds if here != p])))[0]['missing']  # an interpreter has its own place in an image
+            if missing: raise InputError(f'the image {self.place.image} has no {missing[0]}: it needs the harness, see harnesses/*/Containerfile')
             if sock: await self.listener(sock)
         except BaseException:
             if sock: sock.close()
@@ -345,10 +343,10 @@ def serves(backend: str) -> tuple:
 
 def dry_run(limits: Limits | None = None, binds=(), network: bool = True) -> str:
     "The pod that a sandbox would be, as YAML; nothing is made."
-    place = Place.default()
+    place, shown = Place.default().showing(binds)
     kind, _, at = place.proxy.partition(':')
     target = '' if not network else '/run/clawlab/s' if kind == 'unix' else at if ':' in at else f'{at}:0'
     folder = f'{at}/CONTROLLER/POD' if network and kind == 'unix' else ''
-    body = manifest(place, 'clawlab-dry-run', pods.controller_id(), limits or Limits.default(), binds if kind == 'unix' else (), target, folder)
+    body = manifest(place, 'clawlab-dry-run', pods.controller_id(), limits or Limits.default(), shown, target, folder)
     body['metadata']['namespace'] = place.namespace
     return yaml.safe_dump(body, sort_keys=False)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from ...records import InputError, SandboxError, setting
 from . import inside, keeper
-from .base import Drain, Exec, HOME, Limits, Sandbox, WORKSPACE, read_tree, write_tree
+from .base import Drain, Exec, HOME, Limits, Sandbox, WORKSPACE, image_for, read_tree, write_tree
 from .bwrap import ENV, Held, last_line, memfd, verdict
 
 # %% auto #0
@@ -54,9 +54,9 @@ def host_image() -> bytes:
         for name, text in {**keeper.ETC, 'ld.so.cache': ''}.items(): add(f'etc/{name}', tarfile.REGTYPE, 0o644, data=text.encode())
     return out.getvalue()
 
-async def image() -> tuple[str, list[tuple[str, str]]]:
-    "The image to start, and what of this machine it needs to be shown."
-    if name := setting('sandbox', 'image'): return name, []
+async def image(binds=()) -> tuple[str, tuple]:
+    "The image to start, and what of this machine it needs to be shown: all or none of `binds`, this machine's `/usr`."
+    if name := setting('sandbox', 'image'): return image_for(name, binds)
     name = f'localhost/clawlab-host:{hashlib.sha256(data := host_image()).hexdigest()[:12]}'
     if name not in _made:
         try: await podman('image', 'exists', name)
@@ -65,7 +65,7 @@ async def image() -> tuple[str, list[tuple[str, str]]]:
             try: await podman('import', '--quiet', f'/proc/{os.getpid()}/fd/{fd}', name)
             finally: os.close(fd)
         _made.add(name)
-    return name, [(p, p) for p in ('/usr', '/etc/alternatives', '/etc/ld.so.cache') if os.path.exists(p)]
+    return name, (*((p, p) for p in ('/usr', '/etc/alternatives', '/etc/ld.so.cache') if os.path.exists(p)), *binds)
 _made = set()
 
 # %% ../../../nbs/20e_launch.sandbox.podman.ipynb #63ef3295
@@ -190,20 +190,20 @@ class Podman(Sandbox):
             os.makedirs(f'{self.dir}/ws', exist_ok=True); os.chmod(HERE, 0o700)
             keeper.lay_out(f'{self.dir}/ws', self.uid, self.limits.disk_mb)
             self.root = os.open(f'{self.dir}/ws', os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            self.ready = await self.launch(self.binds)
+            self.ready = await self.launch()
         except BaseException: await self.stop(); raise
         return self
 
-    async def launch(self, binds) -> Container:
-        "A container whose process 1 waits for its command."
-        what, shown = await image()
+    async def launch(self, more=()) -> Container:
+        "A container whose process 1 waits for its command; `more`: what this one is shown besides the sandbox's own."
+        what, shown = await image(self.binds)
         name = f'clawlab-{self.uid}-{secrets.token_hex(4)}'
         talk = f'{self.dir}/{name}'
         os.makedirs(f'{talk}/box'); os.chmod(talk, 0o755)
         for m in (keeper, inside): shutil.copyfile(m.__file__, f'{talk}/box/{Path(m.__file__).name}')
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as l:
             l.bind(f'{talk}/sock'); os.chmod(f'{talk}/sock', 0o666); l.listen(1); l.setblocking(False)
-            call = self.calls[name] = asyncio.ensure_future(podman(*run_args(name, owner(), self.uid, self.dir, talk, self.limits, (*shown, *binds)), '--entrypoint', '/usr/bin/python3', what, *PROCESS_1, cwd=talk))
+            call = self.calls[name] = asyncio.ensure_future(podman(*run_args(name, owner(), self.uid, self.dir, talk, self.limits, (*shown, *more)), '--entrypoint', '/usr/bin/python3', what, *PROCESS_1, cwd=talk))
             met = asyncio.ensure_future(meet(l, name))
             try:
                 await asyncio.wait({call, met}, return_when=asyncio.FIRST_COMPLETED)  # the call has a deadline
@@ -227,7 +227,7 @@ async def exec(self: Podman, argv, env=None, cwd=None, timeout=None, stdin=b'', 
     if any('\0' in x for x in (*order['argv'], *order['env'], *order['env'].values(), order['cwd'])): raise InputError('a NUL character in the command or environment of a sandbox')
     check_binds(readonly_binds)
     if self.ready and not readonly_binds: c, self.ready = self.ready, None
-    else: c = await self.launch((*self.binds, *readonly_binds))
+    else: c = await self.launch(readonly_binds)
     (out, out_w), (err, err_w) = os.pipe(), os.pipe()
     fds, drains = [memfd(json.dumps(order).encode()), memfd(stdin), out_w, err_w], [Drain(out), Drain(err)]
     self.running.add(c)

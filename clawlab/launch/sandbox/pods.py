@@ -5,12 +5,12 @@
 # %% ../../../nbs/20g_launch.sandbox.pods.ipynb #1bcd1688
 from __future__ import annotations
 import asyncio, hashlib, math, os, random, socket, time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 import aiohttp, orjson, yaml
 from ...records import InputError, SandboxError, setting
 from . import holder
-from .base import HOME, Limits, WORKSPACE
+from .base import HOME, Limits, WORKSPACE, image_for
 
 # %% auto #0
 __all__ = ['LABEL', 'QUIET', 'OWN_MB', 'IMAGE', 'HOPELESS', 'OUTAGE', 'AWAY', 'RECONCILE', 'Place', 'read_patch', 'security',
@@ -37,6 +37,11 @@ class Place:
         if s['proxy'].split(':')[0] not in ('tcp', 'unix') or not s['proxy'].partition(':')[2]: raise InputError(f'kubernetes.proxy: {s["proxy"]!r} is not tcp:HOST:PORT, tcp:HOST or unix:FOLDER')
         try: return cls(**s | dict(patch=read_patch(s['patch']), starting=int(s['starting']), rate=float(s['rate'])))
         except ValueError as e: raise InputError(f'kubernetes settings: {e}') from None
+
+    def showing(self, binds) -> tuple[Place, tuple]:
+        "This place for a sandbox that is to be shown `binds`: with its image, and with what the node shows (only one that is this machine can)."
+        image, binds = image_for(self.image, binds)
+        return replace(self, image=image), binds if self.proxy.startswith('unix:') else ()
 
 def read_patch(path: str) -> dict:
     "The pod patch in a YAML or JSON file."
