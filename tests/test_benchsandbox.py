@@ -38,6 +38,7 @@ async def test_a_program_that_fails_is_no_start(monkeypatch):
         async def exec(self, argv): return Exec(1, None, b'', b'no such thing')
     monkeypatch.setattr(B, 'make_sandbox', lambda *a, **kw: Box())
     with pytest.raises(ClawlabError, match='exit code 1'): await B.life('bwrap', LIMITS)
+    with pytest.raises(ClawlabError, match='exit code 1'): await B.lives(lambda: B.life('bwrap', LIMITS), 3, 2, time.process_time)
     with pytest.raises(ClawlabError, match='sh: oh no'): await B.command('sh', '-c', 'echo first >&2; echo oh no >&2; exit 3')
 
 @bwrap

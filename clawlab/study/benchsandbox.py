@@ -77,8 +77,12 @@ async def lives(once: Callable[[], Awaitable[float]], n: int, at_once: int, used
     async def worker():
         for _ in left: out.append(await once())
     wall, mine, all_ = time.perf_counter(), time.process_time(), used()
-    async with asyncio.TaskGroup() as g:
-        for _ in range(min(at_once, n)): g.create_task(worker())
+    try:
+        async with asyncio.TaskGroup() as g:
+            for _ in range(min(at_once, n)): g.create_task(worker())
+    except* ClawlabError as e: why = e.exceptions[0]
+    else: why = None
+    if why: raise why
     return out, time.perf_counter() - wall, time.process_time() - mine, used() - all_
 
 def quantile(xs: list[float], q: float) -> float:
@@ -120,7 +124,10 @@ async def rollouts(backend: str, n: int, at_once: int, limits: Limits, used: Cal
             r('grown_mb', statistics.median(seen[-5:]) - statistics.median(seen[half-2:half+3]), n), r('rss_mb', seen[-1], n)]
 
 # %% ../../nbs/46g_study.benchsandbox.ipynb #69a6ce19
-async def bare_bwrap(limits: Limits) -> list[str]: return ['bwrap', '--unshare-all', '--ro-bind', '/', '/', 'true']
+async def bare_bwrap(limits: Limits) -> list[str]:
+    "Plain bubblewrap; not the whole file system, where mounts of others come and go."
+    links = [x for d in ('bin', 'sbin', 'lib', 'lib64') if os.path.islink(f'/{d}') for x in ('--symlink', f'usr/{d}', f'/{d}')]
+    return ['bwrap', '--unshare-all', '--ro-bind', '/usr', '/usr', *links, '--proc', '/proc', '--dev', '/dev', 'true']
 
 async def bare_podman(limits: Limits) -> list[str]:
     "Plain `podman run` with the image and the caps of our backend."
