@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Optional
 import typer
 from .records import ClawlabError, InputError, home, repo_root, setting
-from .study.commands import emit, eval_, export, make_engine, say, train_app, try_
+from .study.commands import Heat, Most, Seed, emit, eval_, export, make_engine, real, say, train_app, try_, whole
 
 # %% auto #0
 __all__ = ['app', 'tasks_app', 'harness_app', 'sandbox_app', 'bench_app', 'store_app', 'pairs', 'one_line', 'main', 'study',
@@ -65,7 +65,7 @@ def study(name: Annotated[str, typer.Argument(help='A notebook of experiments/, 
           p: Annotated[Optional[list[str]], typer.Option('-p', metavar='KEY VALUE', help='Set a parameter of the notebook; repeatable')] = None,
           preset: Annotated[str, typer.Option(help='nano | smol')] = 'nano',
           reports: Annotated[Optional[Path], typer.Option(help='Where run directories go; default: reports/ of the project')] = None,
-          deadline: Annotated[float, typer.Option(help='Give the run up after so many seconds')] = 4*3600):
+          deadline: Annotated[float, real(least=1, help='Give the run up after so many seconds')] = 4*3600):
     "Run a study, go on with it, or recall its result; one run directory per configuration."
     from clawlab.study.run import run_study
     res = run_study(name, dict(x.split('=', 1) for x in p or ()), preset, reports=reports, deadline_s=deadline)
@@ -85,13 +85,13 @@ def rollout(tasks: Annotated[str, typer.Option(help='A task suite: a folder, or 
             harness: Annotated[str, typer.Option(help='One harness, or several with commas')],
             engine: Annotated[str, typer.Option(help='torch:DIR | torch:smollm2 | vllm:URL[@DIR] | script:FILE | oracle | replay:STORE[#ROLLOUT][@DIR]')],
             store: Annotated[str, typer.Option(help='sqlite:///FILE, FILE or postgresql://USER:PASSWORD@HOST/DATABASE')],
-            n: Annotated[int, typer.Option(min=1, help='Number of tasks')] = 1,
-            samples: Annotated[int, typer.Option(min=1, help='Rollouts per task and harness')] = 1,
+            n: Annotated[int, whole(least=1, help='Number of tasks')] = 1,
+            samples: Annotated[int, whole(least=1, help='Rollouts per task and harness')] = 1,
             split: Annotated[str, typer.Option(help='train | validation | test')] = 'test',
             sandbox: Annotated[str, typer.Option(help='bwrap | kubernetes | process (no isolation)')] = '',
-            concurrency: Annotated[int, typer.Option(min=0, help='Sandboxes at a time; 0: the laboratory\'s setting')] = 0,
-            temperature: Annotated[float, typer.Option()] = 1.0, max_tokens: Annotated[int, typer.Option()] = 256,
-            seed: Annotated[int, typer.Option()] = 0, group: Annotated[str, typer.Option(help='Name of this set; the same name again resumes it')] = 'cli',
+            concurrency: Annotated[int, whole(help='Sandboxes at a time; 0: the laboratory\'s setting')] = 0,
+            temperature: Heat = 1.0, max_tokens: Most = 256,
+            seed: Seed = 0, group: Annotated[str, typer.Option(help='Name of this set; the same name again resumes it')] = 'cli',
             dry_run: Annotated[bool, typer.Option('--dry-run', help='kubernetes: print the pods as YAML, make none')] = False):
     "Play tasks in harnesses with an engine, graded and captured."
     if dry_run: emit(_dry_run(harness.split(','), sandbox or setting('sandbox', 'backend')))
@@ -146,15 +146,15 @@ def admin_socket(store: str) -> str:
 @app.command()
 def proxy(engine: Annotated[str, typer.Option(help='torch:DIR | torch:smollm2 | vllm:URL[@DIR] | script:FILE | oracle | replay:STORE[#ROLLOUT][@DIR]')],
           store: Annotated[str, typer.Option(help='sqlite:///FILE, FILE or postgresql://USER:PASSWORD@HOST/DATABASE')],
-          port: Annotated[int, typer.Option(min=0, max=65535, help='0 picks one')] = 0, host: Annotated[str, typer.Option()] = '127.0.0.1',
+          port: Annotated[int, whole(most=65535, help='0 picks one')] = 0, host: Annotated[str, typer.Option()] = '127.0.0.1',
           tasks: Annotated[Optional[str], typer.Option(help='Task suite, for the oracle')] = None,
           task: Annotated[str, typer.Option(help='Task of the open session, for the oracle')] = '',
           admin: Annotated[Optional[Path], typer.Option(help='Unix socket of the admin interface; default: the store with .sock, or one in lab.home named after the database')] = None,
-          admin_port: Annotated[Optional[int], typer.Option(min=0, max=65535, help='A port for it instead; needs --token-file')] = None,
+          admin_port: Annotated[Optional[int], whole(most=65535, help='A port for it instead; needs --token-file')] = None,
           token_file: Annotated[Optional[Path], typer.Option(help='Bearer token of the admin port')] = None,
           open_: Annotated[bool, typer.Option('--open', help='Serve one session without a key')] = False,
           log: Annotated[str, typer.Option(help='A JSON line per request into this file; -: standard error')] = '',
-          max_tokens: Annotated[int, typer.Option()] = 1024, temperature: Annotated[float, typer.Option()] = 1.0):
+          max_tokens: Most = 1024, temperature: Heat = 1.0):
     "Serve the capturing proxy until interrupted."
     where = str(admin_port) if admin_port is not None else str(admin) if admin else '' if open_ else admin_socket(store)
     if token_file and not token_file.is_file(): raise InputError(f'no token file {token_file}')
@@ -237,7 +237,7 @@ def store_gc(store: Annotated[str, typer.Argument(help='sqlite:///FILE, FILE or 
 # %% ../nbs/90_cli.ipynb #27346ddd
 @tasks_app.command('check')
 def tasks_check(suite: Annotated[str, typer.Argument(metavar='DIR', help='A task suite: a folder, or a name in experiments/tasks')],
-                split: Annotated[Optional[str], typer.Option(help='Only this split')] = None, n: Annotated[Optional[int], typer.Option(help='Only so many, balanced over families')] = None,
+                split: Annotated[Optional[str], typer.Option(help='Only this split')] = None, n: Annotated[Optional[int], whole(least=1, help='Only so many, balanced over families')] = None,
                 sandbox: Annotated[str, typer.Option(help='bwrap | kubernetes | process (no isolation)')] = ''):
     "Prove that every verifier fails on the untouched and on the empty workspace and passes on the solution."
     from clawlab.launch.grading import check_suite
@@ -349,7 +349,7 @@ def bench_install(systems: Annotated[Optional[list[str]], typer.Argument(help='N
 
 @bench_app.command('proxy')
 def bench_proxy_(systems: Annotated[Optional[list[str]], typer.Option('--system', help='Only these beside ours; repeatable')] = None,
-                 repeats: Annotated[int, typer.Option(min=1)] = 5, kb: Annotated[float, typer.Option(min=4, help='Size that histories grow to, thousand bytes')] = 150,
+                 repeats: Annotated[int, whole(least=1)] = 5, kb: Annotated[float, real(least=4, help='Size that histories grow to, thousand bytes')] = 150,
                  load: Annotated[Optional[list[str]], typer.Option(help='Only these: 2k | 32k | grow; repeatable')] = None,
                  dialect: Annotated[Optional[list[str]], typer.Option(help='Only these: chat | anthropic | responses; repeatable')] = None,
                  out: Annotated[Optional[Path], typer.Option(help='Also write the result here')] = None):
@@ -363,7 +363,7 @@ def bench_proxy_(systems: Annotated[Optional[list[str]], typer.Option('--system'
 
 @bench_app.command('store')
 def bench_store(store: Annotated[list[str], typer.Argument(help='Stores with real traffic')],
-                most: Annotated[int, typer.Option(min=1, help='Rollouts of each harness')] = 200,
+                most: Annotated[int, whole(least=1, help='Rollouts of each harness')] = 200,
                 out: Annotated[Optional[Path], typer.Option(help='Also write the result here')] = None):
     "Bytes per rollout, beside the bodies as they came and beside zstd of the whole log."
     from clawlab.capture.sizes import bench_rows
@@ -372,7 +372,7 @@ def bench_store(store: Annotated[list[str], typer.Argument(help='Stores with rea
     _measured('store', rows, store_goals(rows), ['bytes per rollout', 'percent of the bodies'], out)
 
 @bench_app.command('forest')
-def bench_forest_(case: Annotated[Optional[list[str]], typer.Option(help='Only these; repeatable')] = None, repeats: Annotated[int, typer.Option(min=1)] = 3,
+def bench_forest_(case: Annotated[Optional[list[str]], typer.Option(help='Only these; repeatable')] = None, repeats: Annotated[int, whole(least=1)] = 3,
                   out: Annotated[Optional[Path], typer.Option(help='Also write the result here')] = None):
     "A training step over the forest beside the same step over rows: processor time, what the arithmetic allows, peak memory."
     from clawlab.study.benchforest import bench_forest
@@ -381,7 +381,7 @@ def bench_forest_(case: Annotated[Optional[list[str]], typer.Option(help='Only t
 # %% ../nbs/90_cli.ipynb #ae5bf428
 @bench_app.command('tree')
 def bench_tree_(systems: Annotated[Optional[list[str]], typer.Option('--system', help='Only these beside ours: verifiers | agentcore; repeatable')] = None,
-                repeats: Annotated[int, typer.Option(min=1)] = 5, scale: Annotated[int, typer.Option(min=2, help='Largest rollout, times the size')] = 100,
+                repeats: Annotated[int, whole(least=1)] = 5, scale: Annotated[int, whole(least=2, help='Largest rollout, times the size')] = 100,
                 out: Annotated[Optional[Path], typer.Option(help='Also write the result here')] = None):
     "A long rollout put back together: processor time from arrays and from the store, beside other systems; memory; growth with size."
     from clawlab.study.benchtree import RIVALS, bench_tree
@@ -391,10 +391,10 @@ def bench_tree_(systems: Annotated[Optional[list[str]], typer.Option('--system',
 
 @bench_app.command('sandbox')
 def bench_sandbox_(backend: Annotated[Optional[list[str]], typer.Option(help='Only these; repeatable. Default: all that can be used here')] = None,
-                   n: Annotated[int, typer.Option('-n', min=2, help='Sandboxes that each way of starting them gets')] = 50,
-                   at_once: Annotated[int, typer.Option(min=1, help='Sandboxes at a time where the rate is measured')] = 8,
-                   rollouts: Annotated[int, typer.Option(min=0, help='Rollouts of the long run; 0: none')] = 1000,
-                   in_flight: Annotated[int, typer.Option(min=1, help='Of these at a time')] = 100,
+                   n: Annotated[int, whole('-n', least=2, help='Sandboxes that each way of starting them gets')] = 50,
+                   at_once: Annotated[int, whole(least=1, help='Sandboxes at a time where the rate is measured')] = 8,
+                   rollouts: Annotated[int, whole(help='Rollouts of the long run; 0: none')] = 1000,
+                   in_flight: Annotated[int, whole(least=1, help='Of these at a time')] = 100,
                    out: Annotated[Optional[Path], typer.Option(help='Also write the result here')] = None):
     "What a sandbox costs: latency, starts per second, the launcher's processor time; then a long run of whole rollouts: lost ones, memory."
     from clawlab.launch.sandbox.base import backend_module

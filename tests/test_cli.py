@@ -1,8 +1,10 @@
 "The command line: bad input is one clear line and exit code 2; results are one JSON object on the last line of stdout."
 import json, os, signal, socket, subprocess, sys, urllib.error, urllib.request
 from pathlib import Path
+from typing import Annotated, get_args, get_origin, get_type_hints
 import pytest
-from clawlab.cli import main, pairs
+from clawlab.capture.engines.base import Sampling
+from clawlab.cli import app, main, pairs
 from clawlab.records import InputError
 
 ROOT = Path(__file__).parent.parent
@@ -48,6 +50,27 @@ ORACLE = ('rollout', '--tasks', 'nano', '--harness', 'react', '--engine', 'oracl
 ])
 def test_bad_input_is_one_clear_line(capfd, tmp_path, args, line):
     assert line in refused(capfd, *[tmp_path/a if a == 'x.db' else a for a in args])
+
+def number_options(app, path=()):
+    "Every option of every command that takes a number: (command, option, does it take fractions, what typer knows of it)."
+    for c in app.registered_commands:
+        for name, hint in get_type_hints(c.callback, include_extras=True).items():
+            kind, info = get_args(hint)[:2] if get_origin(hint) is Annotated else (hint, None)
+            if {int, float} & {kind, *get_args(kind)}: yield (*path, c.name or c.callback.__name__), info.default if str(info.default)[:1] == '-' else '--' + name.replace('_', '-'), float in (kind, *get_args(kind)), info
+    for g in app.registered_groups: yield from number_options(g.typer_instance, (*path, g.name))
+
+def test_every_number_is_bounded_and_nan_is_none(capfd):
+    options = list(number_options(app))
+    assert len(options) > 60 and {('rollout',), ('proxy',), ('eval',), ('try',), ('train', 'grpo'), ('study',)} <= {p for p, *_ in options}
+    for path, o, fractions, t in options:
+        assert t.min is not None and t.max is not None, (path, o)
+        for bad in [str(t.min - 1), '9'*30] + ['nan', 'inf', '-inf']*fractions:
+            assert f"Invalid value for '{o}'" in refused(capfd, *path, f'{o}={bad}' if o[:2] == '--' else f'{o}{bad}'), (path, o, bad)
+
+@pytest.mark.parametrize('temperature', ['-0.1', 'nan', '1e9', '101'])
+def test_a_temperature_is_between_0_and_100(capfd, temperature):
+    assert "Invalid value for '--temperature'" in refused(capfd, *ORACLE, '--store', '/nowhere/x.db', '--temperature', temperature)
+    with pytest.raises(InputError, match='temperature must be in'): Sampling(temperature=float(temperature))
 
 @pytest.mark.parametrize('to', ['nowhere/x.html', '.'])
 def test_a_page_that_cannot_be_written(capfd, tmp_path, to):

@@ -172,10 +172,21 @@ def in_namespace(setup, code):
 
 @needs_bwrap
 @pytest.mark.parametrize('setup, says', [('mount -t tmpfs none /sys/fs/cgroup && mount -o remount,ro /sys/fs/cgroup', 'cgroup (version 1) is not writable'),
-    ('mount --bind /dev/null /usr/bin/bwrap', 'Permission denied'), ('mount --bind /dev/null /usr/bin/python3', 'Permission denied')])
+    ('mount --bind /dev/null /usr/bin/bwrap', 'Permission denied'), ('mount --bind /dev/null /usr/bin/perl && mount --bind /dev/null /usr/bin/python3', 'Permission denied')])
 def test_S46_a_machine_that_cannot_says_so_in_one_line(setup, says):
     out = in_namespace(setup, 'print(asyncio.run(probe("bwrap")))')
     assert says in out and '\n' not in out, out
+
+@needs_bwrap
+def test_S_without_perl_process_1_is_python():
+    code = f'''import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+from backends import BACKENDS
+from conformance import CHECKS
+async def main():
+    for c in ('ends_and_standard_input', 'the_same_view_in_every_rollout', 'daemons_end_with_their_program'): await CHECKS[c](BACKENDS['bwrap'])
+    async with BACKENDS['bwrap'].box() as s: print((await s.exec(['sh', '-c', 'tr "\\\\0" " " </proc/1/cmdline; ls -l /proc/1/fd'])).stdout.decode())
+asyncio.run(main())'''
+    assert in_namespace('mount --bind /dev/null /usr/bin/perl', code).startswith('/usr/bin/python3 -I -S /run/init sh -c')
 
 @needs_bwrap
 def test_S_without_cgroups_only_when_no_cap_is_wanted():

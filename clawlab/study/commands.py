@@ -12,8 +12,8 @@ from ..records import InputError, setting
 
 # %% auto #0
 __all__ = ['train_app', 'Model', 'To', 'Suite', 'Harness', 'Steps', 'Rank', 'Lr', 'Dtype', 'Budget', 'Track', 'Sandbox', 'Many',
-           'Heat', 'Most', 'Seconds', 'Seed', 'PENALTIES', 'say', 'emit', 'make_engine', 'train_sft', 'numbers',
-           'eval_', 'try_', 'export']
+           'Heat', 'Most', 'Seconds', 'Seed', 'PENALTIES', 'say', 'emit', 'make_engine', 'whole', 'real', 'train_sft',
+           'numbers', 'eval_', 'try_', 'export']
 
 # %% ../../nbs/48_study.commands.ipynb #226de351
 def say(*parts):
@@ -56,33 +56,40 @@ def make_engine(spec: str, tasks: dict | None = None, wrong: float = 0.):
     raise InputError(f'unknown engine {spec!r}; there are torch:DIR, torch:smollm2, vllm:URL[@DIR], script:FILE, oracle, replay:STORE[#ROLLOUT][@DIR]')
 
 # %% ../../nbs/48_study.commands.ipynb #57d2f5de
+def _number(param: typer.CallbackParam, x: float | None):   # NaN is inside every range
+    if x != x: raise typer.BadParameter(f'{x} is not a number')
+    return x
+
+def whole(*names, least=0, most=10**6, **kw):
+    "A whole-number option, bounded on both sides."
+    return typer.Option(*names, min=least, max=most, **kw)
+
+def real(*names, least=0., most=1e6, **kw):
+    "A number option, bounded on both sides and not NaN."
+    return typer.Option(*names, min=least, max=most, callback=_number, **kw)
+
 train_app = typer.Typer(help='Train a policy inside its harnesses; the same command on the same folder goes on where it stopped.', no_args_is_help=True, rich_markup_mode=None)
 Model, To = Annotated[str, typer.Option('--model', help='Folder of a causal LM with a chat template, or smollm2')], Annotated[str, typer.Option('--to', help='Folder of the run: settings, calls, checkpoints, log')]
 Suite, Harness = Annotated[str, typer.Option('--tasks', help='A task suite: a folder, or a name in experiments/tasks')], Annotated[str, typer.Option('--harness', help='One, or several with ratios: react=2,claude-code=1')]
-Steps, Rank = Annotated[int, typer.Option('--steps', min=1)], Annotated[int, typer.Option('--lora', min=0, help='LoRA of this rank; 0: all weights')]
-Lr, Dtype = Annotated[float, typer.Option('--lr', min=0)], Annotated[str, typer.Option('--dtype', help='float32 | bfloat16 (with float32 masters)')]
-Budget, Track = Annotated[int, typer.Option('--token-budget', min=1, help='Tokens computed at once: bounds memory, not the result')], Annotated[bool, typer.Option('--wandb', help='Repeat the log in Weights & Biases, offline unless WANDB_MODE says otherwise')]
-Sandbox, Many = Annotated[str, typer.Option('--sandbox', help='bwrap | process (no isolation)')], Annotated[int, typer.Option('--concurrency', min=0, help="Sandboxes at a time; 0: the laboratory's setting")]
-Heat, Most = Annotated[float, typer.Option('--temperature', min=0)], Annotated[int, typer.Option('--max-tokens', min=1, help='Of one model reply')]
-Seconds, Seed = Annotated[float, typer.Option('--seconds', min=0, help="Deadline of one harness run; 0: the laboratory's setting")], Annotated[int, typer.Option('--seed', min=0)]
-
-def _finite(**options):   # an infinity passes typer's min, and a NaN where there is none
-    if bad := [k for k, x in options.items() if not math.isfinite(x)]: raise InputError(f"--{bad[0].replace('_', '-')} {options[bad[0]]}: a finite number")
+Steps, Rank = Annotated[int, whole('--steps', least=1)], Annotated[int, whole('--lora', help='LoRA of this rank; 0: all weights')]
+Lr, Dtype = Annotated[float, real('--lr')], Annotated[str, typer.Option('--dtype', help='float32 | bfloat16 (with float32 masters)')]
+Budget, Track = Annotated[int, whole('--token-budget', least=1, most=10**9, help='Tokens computed at once: bounds memory, not the result')], Annotated[bool, typer.Option('--wandb', help='Repeat the log in Weights & Biases, offline unless WANDB_MODE says otherwise')]
+Sandbox, Many = Annotated[str, typer.Option('--sandbox', help='bwrap | process (no isolation)')], Annotated[int, whole('--concurrency', help="Sandboxes at a time; 0: the laboratory's setting")]
+Heat, Most = Annotated[float, real('--temperature', most=100)], Annotated[int, whole('--max-tokens', least=1, help='Of one model reply')]
+Seconds, Seed = Annotated[float, real('--seconds', help="Deadline of one harness run; 0: the laboratory's setting")], Annotated[int, whole('--seed', most=2**31 - 1)]
 
 def _yard(sandbox, concurrency, seconds, temperature=1., max_tokens=256):
     from clawlab.capture.engines.base import Sampling
     from clawlab.study.drive import Yard
-    _finite(seconds=seconds, temperature=temperature)
     return Yard(sandbox or setting('sandbox', 'backend'), concurrency or int(setting('lab', 'concurrency')), Sampling(temperature=temperature, max_tokens=max_tokens), seconds or None)
 
 @train_app.command('sft')
 def train_sft(model: Model, to: To, store: Annotated[str, typer.Option(help='Store with teacher rollouts; or let the oracle play: --tasks and --harness')] = '', tasks: Suite = '', harness: Harness = '',
-              n: Annotated[int, typer.Option(min=1, help='Rollouts that the oracle plays in each harness')] = 32, steps: Steps = 100, batch: Annotated[int, typer.Option(min=1)] = 16, lr: Lr = 1e-4,
-              min_score: Annotated[float, typer.Option(help='Demonstrations below it are left out')] = .75, heldout: Annotated[float, typer.Option(min=0, max=.9, help='Share of the tasks put aside')] = .1, lora: Rank = 0, dtype: Dtype = 'float32',
+              n: Annotated[int, whole(least=1, help='Rollouts that the oracle plays in each harness')] = 32, steps: Steps = 100, batch: Annotated[int, whole(least=1)] = 16, lr: Lr = 1e-4,
+              min_score: Annotated[float, real(most=1, help='Demonstrations below it are left out')] = .75, heldout: Annotated[float, real(most=.9, help='Share of the tasks put aside')] = .1, lora: Rank = 0, dtype: Dtype = 'float32',
               token_budget: Budget = 8192, sandbox: Sandbox = '', concurrency: Many = 0, seconds: Seconds = 0, seed: Seed = 0, wandb: Track = False):
     "Supervised cold start on rollouts through the harness."
     from clawlab.study.drive import train_sft as go
-    _finite(heldout=heldout, min_score=min_score)
     emit(asyncio.run(go(model=model, to=to, yard=_yard(sandbox, concurrency, seconds), store=store, suite=tasks, harness=harness, n=n, steps=steps, batch=batch, lr=lr, rank=lora, dtype=dtype, min_score=min_score, heldout=heldout,
                         seed=seed, wandb=wandb, say=say, token_budget=token_budget)))
 
@@ -90,12 +97,12 @@ def train_sft(model: Model, to: To, store: Annotated[str, typer.Option(help='Sto
 PENALTIES = ('segments', 'kilotokens', 'malformed', 'calls')   # what `penalties` counts
 
 def _rl_command(kind: str, text: str):
-    def run(model: Model, to: To, tasks: Suite, harness: Harness, steps: Steps = 20, groups: Annotated[int, typer.Option(min=1, help='(task, harness) pairs a step')] = 4,
-            samples: Annotated[int, typer.Option(min=1, help='Rollouts of each pair')] = 8, lr: Lr = 1e-5, critic_lr: Annotated[float, typer.Option(min=0, help='0: as --lr')] = 0, layout: Annotated[str, typer.Option(help='tree | per_call | longest_path')] = 'tree',
-            kl: Annotated[float, typer.Option(min=0)] = .001, entropy: Annotated[float, typer.Option(min=0)] = 0, switch: Annotated[Optional[list[str]], typer.Option(metavar='NAME=VALUE', help='Of the estimator, e.g. lam=0.95; repeatable')] = None,
-            between: Annotated[str, typer.Option(help='Pass-rate filter: pairs whose last mean reward was not inside rest, e.g. 0,1')] = '', resample: Annotated[int, typer.Option(min=0, help='Replace groups without variance, so many times a step')] = 0,
+    def run(model: Model, to: To, tasks: Suite, harness: Harness, steps: Steps = 20, groups: Annotated[int, whole(least=1, help='(task, harness) pairs a step')] = 4,
+            samples: Annotated[int, whole(least=1, help='Rollouts of each pair')] = 8, lr: Lr = 1e-5, critic_lr: Annotated[float, real(help='0: as --lr')] = 0, layout: Annotated[str, typer.Option(help='tree | per_call | longest_path')] = 'tree',
+            kl: Annotated[float, real()] = .001, entropy: Annotated[float, real()] = 0, switch: Annotated[Optional[list[str]], typer.Option(metavar='NAME=VALUE', help='Of the estimator, e.g. lam=0.95; repeatable')] = None,
+            between: Annotated[str, typer.Option(help='Pass-rate filter: pairs whose last mean reward was not inside rest, e.g. 0,1')] = '', resample: Annotated[int, whole(help='Replace groups without variance, so many times a step')] = 0,
             penalty: Annotated[Optional[list[str]], typer.Option(metavar='NAME=WEIGHT', help='Reward components: segments, kilotokens, malformed, calls; repeatable')] = None,
-            validate_every: Annotated[int, typer.Option(min=0, help='0: never')] = 10, validation: Annotated[int, typer.Option(min=1, help='Validation tasks on each harness')] = 16, lora: Rank = 0, dtype: Dtype = 'float32', token_budget: Budget = 8192,
+            validate_every: Annotated[int, whole(help='0: never')] = 10, validation: Annotated[int, whole(least=1, help='Validation tasks on each harness')] = 16, lora: Rank = 0, dtype: Dtype = 'float32', token_budget: Budget = 8192,
             temperature: Heat = 1., max_tokens: Most = 256, seconds: Seconds = 0, store: Annotated[str, typer.Option(help='Default: calls.db in the folder')] = '', sandbox: Sandbox = '', concurrency: Many = 0, seed: Seed = 0, wandb: Track = False):
         from clawlab.learn.loops import penalties
         from clawlab.study.drive import interval, train_rl as go
@@ -127,8 +134,8 @@ def _policy(checkpoint: str | None, engine: str | None):
     d = policy_dir(checkpoint); return make_engine(f'torch:{d}'), f'{d.name}-{weights_digest(d)}'
 
 def eval_(tasks: Suite, harness: Harness, store: Annotated[str, typer.Option(help='Where the rollouts are kept')], checkpoint: Annotated[Optional[str], typer.Option(help='A checkpoint, or any model folder')] = None,
-          engine: Annotated[Optional[str], typer.Option(help='Another engine instead, e.g. vllm:URL')] = None, split: Annotated[str, typer.Option(help='train | validation | test')] = 'test', n: Annotated[int, typer.Option(min=0, help='Number of tasks; 0: all')] = 0,
-          samples: Annotated[int, typer.Option(min=1, help='Rollouts of each task')] = 1, temperature: Heat = 1., max_tokens: Most = 256, seconds: Seconds = 0, sandbox: Sandbox = '', concurrency: Many = 0, seed: Seed = 0):
+          engine: Annotated[Optional[str], typer.Option(help='Another engine instead, e.g. vllm:URL')] = None, split: Annotated[str, typer.Option(help='train | validation | test')] = 'test', n: Annotated[int, whole(help='Number of tasks; 0: all')] = 0,
+          samples: Annotated[int, whole(least=1, help='Rollouts of each task')] = 1, temperature: Heat = 1., max_tokens: Most = 256, seconds: Seconds = 0, sandbox: Sandbox = '', concurrency: Many = 0, seed: Seed = 0):
     "Scores of a policy on every harness named, with intervals; interrupted, it goes on."
     from clawlab.study.drive import evaluate_policy
     eng, name = _policy(checkpoint, engine)

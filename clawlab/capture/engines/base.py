@@ -23,7 +23,7 @@ class Sampling:
     seed: int | None = None # of this call; None: the proxy derives one from the rollout's seed
 
     def __post_init__(self):
-        if not self.temperature >= 0: raise InputError(f'temperature must be 0 or more, not {self.temperature}')
+        if not 0 <= self.temperature <= 100: raise InputError(f'temperature must be in [0, 100], not {self.temperature}')
         if not 0 < self.top_p <= 1: raise InputError(f'top_p must be in (0, 1], not {self.top_p}')
         if self.top_k < 0: raise InputError(f'top_k must be 0 or more, not {self.top_k}')
         if self.max_tokens < 1: raise InputError(f'max_tokens must be 1 or more, not {self.max_tokens}')

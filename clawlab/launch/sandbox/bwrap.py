@@ -11,13 +11,12 @@ from . import keeper
 from .base import Drain, Exec, HOME, Limits, Sandbox, WORKSPACE, read_tree, write_tree
 
 # %% auto #0
-__all__ = ['ENV', 'PYTHON', 'root_args', 'bwrap_args', 'verdict', 'Keeper', 'Held', 'last_line', 'read', 'the_keeper', 'Bwrap',
-           'memfd', 'exec', 'connect', 'result', 'put', 'get', 'stop', 'make', 'probe', 'sweep']
+__all__ = ['ENV', 'root_args', 'bwrap_args', 'verdict', 'Keeper', 'Held', 'last_line', 'read', 'the_keeper', 'Bwrap', 'memfd',
+           'exec', 'connect', 'result', 'put', 'get', 'stop', 'make', 'probe', 'sweep']
 
 # %% ../../../nbs/20d_launch.sandbox.bwrap.ipynb #d6cfc449
 ENV = {'HOME': HOME, 'PATH': '/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin', 'TMPDIR': '/tmp', 'USER': 'agent', 'LOGNAME': 'agent',
        'SHELL': '/bin/bash', 'LANG': 'C.UTF-8', 'TERM': 'dumb'}
-PYTHON = '/usr/bin/python3'  # runs the first process inside
 
 def root_args(box: str) -> list[str]:
     "The file system: the machine's /usr, a small /etc, a sized workspace; `box` is the staged folder of the sandbox."
@@ -31,7 +30,7 @@ def bwrap_args(box: str, env: dict, cwd: str, binds=()) -> list[str]:
     "bubblewrap's options. `binds`: (staged path, path inside), read-only. Descriptors 4-7 are the keeper's."
     args = ['--unshare-all', '--unshare-user', '--disable-userns', '--uid', '1000', '--gid', '1000', '--hostname', 'sandbox', '--cap-drop', 'ALL',
             '--die-with-parent', '--new-session', '--as-pid-1', '--info-fd', '4', '--block-fd', '5', '--seccomp', '7', '--clearenv']
-    args += [x for k, v in {**ENV, **env}.items() for x in ('--setenv', k, v)]
+    args += [x for k, v in {'PERL_BADLANG': '0', **ENV, **env}.items() for x in ('--setenv', k, v)]
     return args + root_args(box) + [x for a, b in binds for x in ('--ro-bind', a, b)] + ['--remount-ro', '/', '--chdir', cwd]
 
 # %% ../../../nbs/20d_launch.sandbox.bwrap.ipynb #e0c22642
@@ -164,7 +163,7 @@ async def exec(self: Bwrap, argv, env=None, cwd=None, timeout=None, stdin=b'', r
     binds = [await self.stage(b) for b in (*self.binds, *readonly_binds)]
     cwd = os.path.normpath(os.path.join(WORKSPACE, cwd or '.'))
     args = bwrap_args(self.dir, {k: str(v) for k, v in (env or {}).items()}, cwd, binds)
-    argv = [PYTHON, '-I', '-S', '/run/init', *map(str, argv)]
+    argv = [*keeper.init()[0], *map(str, argv)]
     if any('\0' in a for a in args + argv): raise InputError('a NUL character in the command or environment of a sandbox')
     (out, out_w), (err, err_w) = os.pipe(), os.pipe()
     fds = [*(memfd(('\0'.join(a) + '\0').encode('utf-8', 'surrogateescape')) for a in (args, argv)), memfd(stdin), out_w, err_w]

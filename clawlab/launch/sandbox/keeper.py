@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['RUN', 'STAGE', 'UIDS', 'PORT', 'libc', 'NOSUID', 'NODEV', 'BIND', 'REC', 'SLAVE', 'FATAL', 'KILLS', 'DENIED',
-           'NO_SUCH', 'INSIDE', 'ALLOW', 'NOTIFY', 'INIT', 'ETC', 'call', 'mount', 'fail', 'rules', 'rules_inside',
-           'assemble', 'install', 'hear', 'aimed', 'cgroup_base', 'cgroup_files', 'procs', 'clear', 'lock', 'bury',
-           'claim', 'open_box', 'lay_out', 'no_cgroup', 'bind', 'close_box', 'become', 'start', 'memfd', 'watch',
-           'unwatch', 'informed', 'listen_in', 'go', 'filtered', 'heard', 'process_of', 'kill', 'oom_kills', 'at_limit',
-           'memory_of', 'ended', 'vanished', 'done', 'stop', 'closed', 'receive_fds', 'send', 'request', 'receive',
-           'overdue', 'loop', 'stage', 'main']
+           'NO_SUCH', 'INSIDE', 'ALLOW', 'NOTIFY', 'FILTER', 'FILTER_INSIDE', 'INITS', 'ETC', 'call', 'mount', 'fail',
+           'rules', 'rules_inside', 'assemble', 'install', 'hear', 'aimed', 'cgroup_base', 'cgroup_files', 'procs',
+           'clear', 'lock', 'bury', 'claim', 'open_box', 'lay_out', 'no_cgroup', 'bind', 'close_box', 'init', 'become',
+           'start', 'memfd', 'watch', 'unwatch', 'informed', 'listen_in', 'go', 'filtered', 'heard', 'process_of',
+           'kill', 'oom_kills', 'at_limit', 'memory_of', 'ended', 'vanished', 'done', 'stop', 'closed', 'receive_fds',
+           'send', 'request', 'receive', 'overdue', 'loop', 'stage', 'main']
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #5dc0a01d
 import ctypes, errno, fcntl, json, os, re, select, selectors, signal, socket, struct, sys, time
@@ -76,6 +76,8 @@ def assemble(rules):
         prog += [op(jeq, nr, 0, n+3), op(ld, 16+8*arg)]
         prog += [op(jeq, v, n-i, 0) for i, v in enumerate(values)] + [op(ret, miss), op(ret, hit)]
     return b''.join(prog) + op(ret, ALLOW)
+
+FILTER, FILTER_INSIDE = assemble(rules()), assemble(rules_inside())
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #d1eeef01
 def install(prog):
@@ -213,10 +215,23 @@ def close_box(k, box):
     del k.boxes[box.uid]
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #fe514970
-INIT = '''
-import ctypes, os, signal, sys
+INITS = {('/usr/bin/perl', '/run/init'): r'''
+syscall(157, 4, 0, 0, 0, 0) == 0 or exit 125;                        # PR_SET_DUMPABLE
+open(my $status, '>&=', 6); fcntl($status, 2, 1);                    # close-on-exec
+syswrite($status, '+');
+delete $ENV{PERL_BADLANG};                                           # nobody inside asked for it
+my $pid = fork() // exit 125;
+if (!$pid) {
+    $SIG{$_} = 'DEFAULT' for 'FPE', 'INT', 'PIPE', 'XFSZ';
+    exec { $ARGV[0] } @ARGV;
+    my $code = $! == 2 ? 127 : 126; syswrite(STDERR, "$ARGV[0]: $!\n"); exit $code;
+}
+while ((my $p = wait()) > 0) { if ($p == $pid) { syswrite($status, ${^CHILD_ERROR_NATIVE}); last } }
+''', ('/usr/bin/python3', '-I', '-S', '/run/init'): '''
+import ctypes, os, _signal as signal, sys
 ctypes.CDLL(None).prctl(4, 0)
 os.set_inheritable(6, False); os.write(6, b'+')
+os.environ.pop('PERL_BADLANG', None)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 pid = os.fork()
 if not pid:
@@ -226,17 +241,19 @@ if not pid:
 while True:
     p, s = os.wait()
     if p == pid: os.write(6, b'%d' % s); os._exit(0)
-'''
+'''}
+
+def init(): return next(((argv, text) for argv, text in INITS.items() if os.access(argv[0], os.X_OK)), [*INITS.items()][-1])
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #ee51a626
 def become(box, report, command, fds):
     "In the forked child: give up everything and become bubblewrap. Never returns."
     try:
-        for d in box.cgroups: open(f'{d}/cgroup.procs', 'w').write('0')
+        for d in box.cgroups: open(f'{d}/tasks', 'w').write('0')  # one thread: `cgroup.procs` would wait 15 ms for the others
         argv = os.pread(command, os.fstat(command).st_size, 0).split(b'\0')[:-1]
         os.setgroups([]); os.setresgid(*[box.uid]*3); os.setresuid(*[box.uid]*3)
         high = [fcntl.fcntl(f, fcntl.F_DUPFD_CLOEXEC, 64) for f in fds]
-        socket.send_fds(report, [b'+'], [install(assemble(rules()))])
+        socket.send_fds(report, [b'+'], [install(FILTER)])
         for n, f in enumerate(high): os.dup2(f, n)
         os.chdir('/')
         os.execve('/usr/bin/bwrap', [b'bwrap', b'--args', b'3', b'--', *argv], {})
@@ -248,7 +265,7 @@ def start(k, box, id, timeout, listen, fds):
     "Start one program; `fds` are bubblewrap's options, the command (both NUL-terminated words), stdin, stdout, stderr."
     args, command, *std = fds
     (info_r, info_w), (go_r, go_w), (st_r, st_w), (hear_r, hear_w) = os.pipe(), os.pipe(), os.pipe(), socket.socketpair()
-    second = memfd(assemble(rules_inside()))
+    second = memfd(FILTER_INSIDE)
     run = NS(id=id, box=box, t=time.monotonic(), deadline=None, info=info_r, said=b'', go=go_w, status=st_r, hear=hear_r, notify=None, init=None, first=None, gone=False,
              listen=listen, rc=None, cpu=0., sent=False, timed_out=False, stopped=False, oom=oom_kills(box))
     if timeout: run.deadline = run.t + timeout
@@ -455,7 +472,7 @@ def stage():
     mount('clawlab', STAGE, 'tmpfs', NOSUID | NODEV, 'mode=755,size=16m')
     os.makedirs(etc := f'{STAGE}/etc'); os.chmod(etc, 0o755)
     for name, text in ETC.items(): open(f'{etc}/{name}', 'w').write(text)
-    open(f'{STAGE}/init', 'w').write(INIT)
+    open(f'{STAGE}/init', 'w').write(init()[1])
     for name in ('alternatives', 'ld.so.cache', 'localtime'):
         if os.path.isdir(f'/etc/{name}'): os.mkdir(f'{etc}/{name}')
         elif os.path.exists(f'/etc/{name}'): open(f'{etc}/{name}', 'w').close()
