@@ -1,8 +1,8 @@
-"""What a hostile agent tries, on every isolated backend: `python tests/attacks.py bwrap podman` runs all of it and prints the table of the docs.
+"""What a hostile agent tries, on every isolated backend: `python tests/attacks.py bwrap podman` runs all of it and prints a table, `--into experiments/ATTACKS.md` writes it there.
 
 An attack is a coroutine function that takes a `conformance.Backend`: its first line of documentation is the row of the table, it runs a program inside and raises
 AssertionError where the attack got through. A program prints a line `REACHED ...` for each thing that it must not get, and `end` when it is through with trying."""
-import asyncio, os, shutil, socket, sys, tempfile
+import argparse, asyncio, os, re, shutil, socket, subprocess, sys, tempfile
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 import pytest
@@ -12,6 +12,8 @@ from clawlab.capture.proxy import Proxy
 from clawlab.capture.store import Store
 from clawlab.launch.grading import grade
 from clawlab.launch.harness import load
+from clawlab.launch.sandbox import pods
+from clawlab.launch.sandbox.podman import own_cgroup
 from clawlab.records import InputError, Rollout, SandboxError, Task
 from conformance import BEAT, Served, dial, py, says, stopped_beating, until
 
@@ -433,32 +435,77 @@ async def find_the_verifier(b):
 
 ATTACKS = {n: f for n, f in list(globals().items()) if asyncio.iscoroutinefunction(f) and f.__module__ == __name__}
 attacked = pytest.mark.parametrize('attack', ATTACKS)
+NOT_HERE = 'not enforced here'
 
 async def result(b, attack: str) -> str:
     "What came of one attack: contained, reached, or not enforced here; the launcher must be able to go on in any case."
     why = b.not_enforced.get(attack)
     try: await ATTACKS[attack](b); got = 'contained'
-    except AssertionError as e: got = f'not enforced here: {why}' if why else f'**reached**: {e}'
+    except (AssertionError, pytest.fail.Exception) as e: got = f'{NOT_HERE}: {why}' if why else f'**reached**: {e}'
     async with b.box() as s: r = await s.exec(['true'])
     assert r.ok, f'{b.name} is broken after {attack}: {r}'
     return got
 
 async def holds(b, attack: str):
     "The test of one attack: as expected on this backend, no better (or the expectation is out of date) and no worse."
-    want = f'not enforced here: {b.not_enforced[attack]}' if attack in b.not_enforced else 'contained'
+    want = f'{NOT_HERE}: {b.not_enforced[attack]}' if attack in b.not_enforced else 'contained'
     assert (got := await result(b, attack)) == want, got
 
-def table(results: dict[str, dict[str, str]]) -> str:
-    "Markdown of `{backend: {attack: result}}`."
-    rows = [[f.__doc__.strip().splitlines()[0], *(results[b].get(n, '') for b in results)] for n, f in ATTACKS.items()]
-    return '\n'.join('| ' + ' | '.join(x.replace('|', '\\|').replace('\n', ' ')[:200] for x in row) + ' |' for row in [['the agent tries to', *results], ['---'] * (len(results) + 1), *rows])
+def row(attack: str) -> str: return ATTACKS[attack].__doc__.strip().splitlines()[0]
 
-async def main(names):
+BELOW = '<!-- below: written by tests/attacks.py -->'
+
+def parse(page: str) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    "`({column: {row: cell}}, {column: what it was made with})` of a page that `write` wrote."
+    lines = page.partition(BELOW)[2].splitlines()
+    rows = [[c.strip() for c in re.split(r'(?<!\\)\|', l)[1:-1]] for l in lines if l.startswith('|')]
+    names = rows[0][1:] if rows else []
+    return {n: {r[0]: r[k] for r in rows[2:]} for k, n in enumerate(names, 1)}, dict(l[2:].split(': ', 1) for l in lines if l.startswith('* '))
+
+def write(columns, made) -> str:
+    "The inverse of `parse`, with the rows of today's attacks; what a column does not have is not run yet."
+    def cell(x): return re.sub(r'(?<!\\)\|', r'\\|', x.replace('\n', ' '))[:200]
+    rows = [['the agent tries to', *columns], ['---'] * (len(columns) + 1), *([cell(row(a)), *(cell(c.get(cell(row(a)), 'not run')) for c in columns.values())] for a in ATTACKS)]
+    return '\n'.join([*('| ' + ' | '.join(r) + ' |' for r in rows), '', 'Made with', *(f'* {n}: {made[n]}' for n in columns if n in made)]) + '\n'
+
+async def made_with(name: str) -> str:
+    "The versions that a column depends on."
+    def said(*argv): return subprocess.run(argv, capture_output=True, text=True).stdout.splitlines()[0].replace(' version', '')
+    async def kubernetes():
+        async with pods.Api('') as api: api.at = ''; return 'Kubernetes ' + (await api.call('GET', '/version'))['gitVersion']
+    what = await kubernetes() if name == 'kubernetes' else ', '.join(said(p, '--version') for p in dict(bwrap=['bwrap'], podman=['podman', *(['runc'] if own_cgroup() else [])])[name])
+    system = dict(l.rstrip().split('=', 1) for l in open('/etc/os-release') if '=' in l)['PRETTY_NAME'].strip('"')
+    return f'{what}; Linux {re.match("[0-9.]+", os.uname().release)[0]}, {os.uname().machine}, {system}, control groups version {1 if own_cgroup() else 2}'
+
+async def column(name: str) -> tuple[dict[str, str], str]:
+    "All attacks on one backend."
     from backends import BACKENDS
     out = {}
-    for n in names:
-        out[n] = {}
-        for a in ATTACKS: out[n][a] = await result(BACKENDS[n], a); print(f'{n}: {a}: {out[n][a][:300]}', file=sys.stderr, flush=True)
-    print(table(out))
+    for a in ATTACKS:
+        try: out[row(a)] = await result(BACKENDS[name], a)
+        except Exception as e: out[row(a)] = f'**the launcher failed**: {type(e).__name__}: {e}'
+        print(f'{name}: {a}: {out[row(a)][:300]}', file=sys.stderr, flush=True)
+    return out, await made_with(name)
 
-if __name__ == '__main__': asyncio.run(main(sys.argv[1:] or ['bwrap']))
+@contextmanager
+def surroundings(name: str):
+    "A cluster, where there is none yet."
+    if name != 'kubernetes' or os.environ.get('CLAWLAB_KUBERNETES_IMAGE'): yield
+    else:
+        import test_kubernetes
+        with contextmanager(test_kubernetes.cluster.__wrapped__)(): yield
+
+def main():
+    "Prints the table; with `--into PAGE`, writes these columns into the page and leaves its other ones."
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0]); p.add_argument('--into', type=Path, metavar='PAGE'); p.add_argument('backends', nargs='*', default=['bwrap'])
+    args = p.parse_args()
+    page = args.into.read_text() if args.into else BELOW
+    columns, made = parse(page)
+    for n in args.backends:
+        with surroundings(n): columns[n], made[n] = asyncio.run(column(n))
+    text = write(columns, made)
+    if args.into: args.into.write_text(page.partition(BELOW)[0] + f'{BELOW}\n\n{text}')
+    else: print(text, end='')
+    sys.exit(any('**' in x for n in args.backends for x in columns[n].values()))
+
+if __name__ == '__main__': main()
