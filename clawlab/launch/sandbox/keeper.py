@@ -56,6 +56,7 @@ def rules():
     return [(nr, NOTIFY, arg, FATAL, True) for nr, arg in KILLS.values()] + deny + [
         (SOCKET, NOTIFY, 0, (NETLINK,), True),
         (SOCKET, fail(errno.EAFNOSUPPORT), 0, (1, 2, 10, NETLINK), False),  # unix, inet, inet6
+        (SOCKET, fail(errno.EPROTONOSUPPORT), 2, (2,), True),      # netlink between programs
         (53, fail(errno.EAFNOSUPPORT), 0, (1,), False),            # socketpair
         (54, fail(0), 2, (8,), True),                              # setsockopt SO_RCVBUF: a wish; the kernel, too, grants less
         (302, fail(errno.EPERM), 0, (0,), False),                  # prlimit64 of another process
