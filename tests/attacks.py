@@ -1,17 +1,21 @@
-"""What a hostile agent tries, on every isolated backend: `python tests/attacks.py bwrap podman` runs all of it and prints the table of the docs.
+"""What a hostile agent tries, on every isolated backend: `python tests/attacks.py bwrap podman` runs all of it and prints a table, `--into experiments/ATTACKS.md` writes it there.
 
 An attack is a coroutine function that takes a `conformance.Backend`: its first line of documentation is the row of the table, it runs a program inside and raises
 AssertionError where the attack got through. A program prints a line `REACHED ...` for each thing that it must not get, and `end` when it is through with trying."""
-import asyncio, os, shutil, socket, sys, tempfile
+import argparse, asyncio, json, os, re, shutil, socket, subprocess, sys, tempfile, time
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 import pytest
 from clawlab.capture.admin import start_admin
+from clawlab.capture.engines.base import Sampling
 from clawlab.capture.engines.script import ScriptEngine
 from clawlab.capture.proxy import Proxy
 from clawlab.capture.store import Store
 from clawlab.launch.grading import grade
 from clawlab.launch.harness import load
+from clawlab.launch.sandbox import pods
+from clawlab.launch.sandbox.podman import own_cgroup
 from clawlab.records import InputError, Rollout, SandboxError, Task
 from conformance import BEAT, Served, dial, py, says, stopped_beating, until
 
@@ -155,11 +159,11 @@ def ask(url, key='', method='GET', body=None):
 '''
 
 @asynccontextmanager
-async def laboratory(replies=('hello',) * 4):
+async def laboratory(replies=('hello',) * 4, **kw):
     "A real proxy with its store."
     with folder() as d:
         store = Store.open(str(d/'calls.db'))
-        async with Proxy(ScriptEngine(list(replies)), store) as proxy: yield proxy, d
+        async with Proxy(ScriptEngine(list(replies), max_context=1 << 23), store, **kw) as proxy: yield proxy, d
         store.close()
 
 async def call_the_admin_interface(b):
@@ -203,6 +207,82 @@ async def call_the_model_by_hand(b):
         assert b'end' in r.stdout, r
         assert all(c.quarantine for c in await proxy.close_session(h.session_id))
 
+GARBAGE = """
+import os, socket, time
+begins = (b'', b'POST /', b'\\x16\\x03\\x01' + b'\\0'*99, b'GET / HTTP/9.9\\r\\n\\r\\n', b'A'*70000, b'POST /v1/messages HTTP/1.1\\r\\nhost: x\\r\\ncontent-length: -1\\r\\n\\r\\n', b'POST /v1/messages HTTP/1.1\\r\\nhost: x\\r\\ntransfer-encoding: chunked\\r\\n\\r\\nzz\\r\\n')
+kept, tried, t = [], 0, time.monotonic()
+for _ in range(3): os.fork()
+while tried < 400 and time.monotonic() - t < 6:
+    tried += 1
+    try: c = socket.create_connection(ADDRESS, 1); c.settimeout(.2); c.sendall(begins[tried % len(begins)]); kept.append(c)
+    except OSError: pass
+open(f'up{os.getpid()}', 'w').close(); time.sleep(60)"""
+
+async def thousands_of_connections(b):
+    "open thousands of connections to the proxy, send nothing, a half or garbage, and keep them"
+    def used(): return len(os.listdir('/proc/self/fd'))
+    async with laboratory() as (proxy, _):
+        mine, other = [await proxy.open_session(Rollout(r, 't', 'h')) for r in ('r1', 'r2')]
+        async with b.box(lambda sock: proxy.listen(sock, mine.session_id), seconds=60) as s, b.box(lambda sock: proxy.listen(sock, other.session_id), seconds=60) as o:
+            n, u = used(), urlsplit(s.url)
+            t = asyncio.create_task(s.exec(py(f'ADDRESS = {u.hostname!r}, {u.port}' + GARBAGE), timeout=20))
+            async def up(): return sum(x.startswith('up') for x in await s.get()) == 8
+            try:
+                await until(up, 40)
+                assert used() - n < 300, f'{used() - n} descriptors of the launcher'
+                r = await o.exec(py(CALL + f'print(ask({o.url + other.base_path + "/v1/chat/completions"!r}, os.environ["KEY"], "POST", dict(model="m", messages=[dict(role="user", content="hi")])), "end")'), env={'KEY': other.api_key})
+                assert b'200 end' in r.stdout, r
+            finally: t.cancel(); await asyncio.gather(t, return_exceptions=True)
+
+UPLOAD = """
+import os, socket, time
+head = f'POST {PATH} HTTP/1.1\\r\\nhost: x\\r\\nx-api-key: {os.environ["KEY"]}\\r\\ncontent-type: application/json\\r\\ncontent-length: {4 << 20}\\r\\n\\r\\n'.encode()
+kept = []
+for _ in range(40):
+    try: c = socket.create_connection(ADDRESS, 5); c.settimeout(2); kept.append(c); c.sendall(head + b' ' * (4000 << 10))
+    except OSError: pass
+time.sleep(1)
+refused = 0
+for c in kept:
+    c.settimeout(.2)
+    try: refused += b' 429 ' in c.recv(99)
+    except OSError: pass
+print(refused, len(kept), 'end')"""
+
+async def uploads_that_never_end(b):
+    "fill the launcher's memory with large requests that never end"
+    async with laboratory(max_body=4 << 20) as (proxy, _):
+        h = await proxy.open_session(Rollout('r1', 't', 'h'))
+        most, watching = 0, True
+        async def watch():
+            nonlocal most
+            while watching: most = max(most, h.held); await asyncio.sleep(.01)
+        async with b.box(lambda sock: proxy.listen(sock, h.session_id), seconds=60) as s:
+            u, w = urlsplit(s.url), asyncio.create_task(watch())
+            r = await s.exec(py(f'ADDRESS = {u.hostname!r}, {u.port}\nPATH = {h.base_path + "/v1/chat/completions"!r}' + UPLOAD), env={'KEY': h.api_key})
+            watching = False; await w
+        refused, kept, _ = r.stdout.split()
+        assert most <= 9 << 20 and int(refused) >= 30 and h.held == 0, (most, r)
+
+async def never_read_the_answer(b):
+    "ask for long answers and never read them, until its deadline"
+    async with laboratory(('x' * 3_000_000,) * 9, sampling=Sampling(max_tokens=3_000_000)) as (proxy, _):
+        mine, other = [await proxy.open_session(Rollout(r, 't', 'h')) for r in ('r1', 'r2')]
+        async with b.box(lambda sock: proxy.listen(sock, mine.session_id), seconds=60) as s, b.box(lambda sock: proxy.listen(sock, other.session_id), seconds=60) as o:
+            ask = json.dumps(dict(model='m', stream=True, max_tokens=3_000_000, messages=[dict(role='user', content='hi')]))
+            u, path = urlsplit(s.url), mine.base_path + '/v1/chat/completions'
+            t = asyncio.create_task(s.exec(py(f"""
+import os, socket, time
+body = {ask!r}.encode(); kept = []
+for _ in range(4): c = socket.socket(); c.setsockopt(1, 8, 4096); c.connect(({u.hostname!r}, {u.port})); c.sendall(f'POST {path} HTTP/1.1\\r\\nhost: x\\r\\nx-api-key: {{os.environ["KEY"]}}\\r\\ncontent-length: {{len(body)}}\\r\\n\\r\\n'.encode() + body); kept.append(c)
+print(kept[0].recv(5)); open('up', 'w').close(); time.sleep(60)"""), env={'KEY': mine.api_key}, timeout=8))
+            async def up(): return t.done() or 'up' in await s.get()
+            await until(up)
+            r = await o.exec(py(CALL + f'print(ask({o.url + other.base_path + "/v1/chat/completions"!r}, os.environ["KEY"], "POST", dict(model="m", max_tokens=9, messages=[dict(role="user", content="hi")])), "end")'), env={'KEY': other.api_key})
+            assert b'200 end' in r.stdout and (await t).timed_out, r
+        calls = await asyncio.wait_for(proxy.close_session(mine.session_id), 20)
+        assert calls and all('yes' not in c.delivered for c in calls), [c.delivered for c in calls]
+
 
 # what it can use up
 
@@ -224,6 +304,51 @@ async def memory_bomb(b):
             assert r.oom and r.killed == '', (code, r)
         async with b.box(memory_mb=128) as s: assert (await s.exec(['true'])).ok
 
+SOCKETS = TRY + """
+import struct, time
+def fill(send):
+    n = 0
+    try:
+        while n < 16 << 20: n += send()
+    except OSError: pass
+    return n
+def tcp():
+    a = socket.socket(); a.connect(l.getsockname()); b, _ = l.accept(); a.setblocking(False); kept.append((a, b))
+    return fill(lambda: a.send(b'x' * 65536))
+def udp():
+    a, b = socket.socket(2, 2), socket.socket(2, 2); b.bind(('127.0.0.1', 0)); a.connect(b.getsockname()); a.setblocking(False); kept.append((a, b))
+    return 250 << 10 if fill(lambda: a.send(b'x' * 9000)) else 0
+def netlink():
+    s = socket.socket(16, 3, 2); s.bind((0, 0)); s.setsockopt(1, 8, 1 << 23); s.setblocking(False); kept.append(s)
+    return fill(lambda: n0.sendto(b'x' * 50000, s.getsockname()))
+def route():
+    s = socket.socket(16, 3, 0); s.bind((0, 0)); s.setsockopt(1, 8, 1 << 23); kept.append(s)
+    for _ in range(300): s.send(struct.pack('IHHII', 32, 18, 1, 1, 0) + struct.pack('BxHiII', 0, 0, 1, 0, 0))
+    return s.getsockopt(1, 8)
+held, kept, end = 0, [], time.monotonic() + 5
+for _ in range(2): os.fork()
+try:
+    l = socket.create_server(('127.0.0.1', 0)); n0 = socket.socket(16, 3, 2) if KIND is netlink else None
+    while time.monotonic() < end and held < 1 << 29: held += KIND()
+except OSError as e: pass
+[kept.pop() for _ in kept[-3:]]; open(f'held{os.getpid()}', 'w').write(str(held)); time.sleep(8)
+"""
+
+async def memory_in_sockets(b):
+    "hide memory where it is charged to nobody: unread in TCP and UDP sockets"
+    await held_in_sockets(b, 'tcp', 'udp')
+
+async def memory_in_netlink(b):
+    "hide memory where it is charged to nobody: unread in netlink sockets"
+    await held_in_sockets(b, 'netlink', 'route')
+
+async def held_in_sockets(b, *kinds):
+    for kind in kinds:
+        async with b.box(memory_mb=64, seconds=60) as s:
+            r = await s.exec(py(SOCKETS.replace('KIND', kind)), timeout=15)
+            held = sum(int(v or 0) for k, v in (await s.get()).items() if k.startswith('held'))
+        assert r.oom or held <= 300 << 20, f'{kind}: {held >> 20} MiB in a sandbox of 64: {r.stderr[-200:]}'
+
 async def disk_fill(b):
     "fill the disk, with bytes and with names"
     async with b.box(disk_mb=8, seconds=60) as s:
@@ -234,6 +359,70 @@ async def disk_fill(b):
     async with b.box(disk_mb=8, seconds=60) as s:
         r = await s.exec(py('i = 0\nwhile True: open(str(i), "w").close(); i += 1'))
         assert b'No space left' in r.stderr and len(await s.get()) < 4096, r
+
+async def swamp_what_comes_back(b):
+    "swamp what is brought back: names by the thousand, holes, hard links, deep paths, files without permission, a file that grows"
+    code = """
+import os, threading
+os.mkdir('n'); n = 0
+try:
+    while True: open(f'n/{n:08}' + 'x'*200, 'w').close(); n += 1
+except OSError: pass
+for k in range(20): os.unlink(f'n/{k:08}' + 'x'*200)
+for k in range(3):
+    with open(f'h{k}', 'w') as f: f.truncate(20 << 20)
+open('a', 'w').write('y'); os.chmod('a', 0)
+try: [os.link('a', f'l{k}') for k in range(4)]
+except OSError: pass
+os.mkdir('locked'); open('locked/b', 'w').write('z'); os.chmod('locked', 0)
+for _ in range(6): os.mkdir('p'*250); os.chdir('p'*250)
+print('end', n)"""
+    async with b.box(disk_mb=64, seconds=60) as s:
+        r = await s.exec(py(code), timeout=50)
+        t = time.monotonic(); got = await s.get()
+        assert b'end' in r.stdout and time.monotonic() - t < 30 and len(got) <= 10_000, (r, len(got))
+        assert got.get('a', b'y') == b'y' and not any(k[0] == 'h' for k in got) and sum(map(len, got.values())) < 1 << 20 and len(s.left_out) <= 100, [k for k in got if k[0] != 'n']
+    async with b.box(disk_mb=32, seconds=60) as s:
+        t = asyncio.create_task(s.exec(py('import os\nf = open("grows", "wb", 0)\nwhile True:\n    f.write(b"x" * 65536)\n    if f.tell() > 20 << 20: f.truncate(0); f.seek(0)\n    open("up", "w").close()'), timeout=4))
+        async def up(): return t.done() or 'up' in await s.get()
+        await until(up)
+        while not t.done(): assert sum(map(len, (await s.get()).values())) <= 32 << 20
+        await t
+
+async def flood_of_signals(b):
+    "flood whoever listens to its signals, from fifty processes"
+    code = 'import os, time\nfor _ in range(50):\n    if not os.fork():\n        open("up", "w").close()\n        while True:\n            try: os.kill(99999, 9)\n            except OSError: pass\ntime.sleep(60)'
+    async with b.box(pids=64, seconds=60, cpus=.5) as s:
+        t = asyncio.create_task(s.exec(py(code), timeout=6))
+        async def up(): return t.done() or 'up' in await s.get()
+        await until(up)
+        async with b.box() as o: assert (await o.exec(['true'], timeout=15)).ok
+        r = await t
+        assert r.timed_out and r.seconds < 20 and not (b.live and b.live(s)), r
+
+async def zombies_and_orphans(b):
+    "zombies and orphans by the thousand, subreapers, vfork bombs"
+    code = """
+import ctypes, os, signal, sys, time
+libc = ctypes.CDLL(None); libc.prctl(36, 1, 0, 0, 0)
+def child(f):
+    try:
+        if os.fork(): return
+    except OSError:
+        try: return os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError: return
+    try: f()
+    finally: os._exit(0)
+def bomb():
+    os.setsid(); libc.vfork(); time.sleep(60)
+for _ in range(1500): child(os.fork)
+end = time.monotonic() + 2
+while time.monotonic() < end: child(bomb)
+print('end', flush=True); os._exit(0)"""
+    async with b.box(pids=64, seconds=60) as s:
+        r = await s.exec(py(code), timeout=30)
+        assert r.ok and r.stdout == b'end\n' and not (b.live and b.live(s)), r
+        assert (await s.exec(['echo', 'alive'])).stdout.strip() == b'alive'
 
 async def a_gigabyte_of_output(b):
     "1 GB of output, on both streams at once"
@@ -301,10 +490,13 @@ async def swap_under_the_reader(b):
     code = '''
 import os, threading
 os.mkdir('d'); open('d/f', 'w').write('mine'); os.symlink('/etc', 'e')
-os.mkdir('up')
-while True:
-    try: os.rename('d', 'x'); os.rename('e', 'd'); os.rename('d', 'e'); os.rename('x', 'd')
-    except OSError: pass'''
+os.mkdir('up'); open('f', 'w').write('mine'); os.symlink('/etc/passwd', 'l')
+def swap(a, b, x):
+    while True:
+        try: os.rename(a, x); os.rename(b, a); os.rename(a, b); os.rename(x, a)
+        except OSError: pass
+threading.Thread(target=swap, args=('f', 'l', 'y')).start()
+swap('d', 'e', 'x')'''
     async with b.box(seconds=60) as s:
         t = asyncio.create_task(s.exec(py(code), timeout=6))
         got = []
@@ -313,7 +505,7 @@ while True:
             except (OSError, SandboxError): pass
             await asyncio.sleep(.01)
         await t
-    assert all(set(g) <= {'d/f', 'x/f', 'e/f'} and set(g.values()) <= {b'mine'} for g in got) and got, got[-1:]
+    assert all(set(g) <= {'d/f', 'x/f', 'e/f', 'f', 'l', 'y'} and set(g.values()) <= {b'mine'} for g in got) and got, got[-1:]
 
 async def links_under_what_is_put(b):
     "plant links where files will be put"
@@ -325,6 +517,27 @@ async def links_under_what_is_put(b):
         with pytest.raises(InputError): await s.put({'../x': ''})
         r = await s.exec(['sh', '-c', 'ls /tmp; cat file'])
     assert r.stdout == b'mine', r
+
+LEAVE = """
+shm, sem, q = libc.shmget(0x636c6177, 4096, 0o1666), libc.semget(0x636c6177, 1, 0o1666), libc.msgget(0x636c6177, 0o1666)
+mq = libc.syscall(240, b'clawlab-attack', 0o102, 0o666, None)
+open('/dev/shm/clawlab-attack', 'w').close()
+a = socket.socket(socket.AF_UNIX); a.bind('\\0clawlab-attack'); a.listen()
+print('made', min(shm, sem, q) >= 0, 'end', flush=True)
+if os.fork() == 0: signal.pause()
+"""
+FIND = """
+for what, x in (('shm', libc.shmget(0x636c6177, 4096, 0)), ('sem', libc.semget(0x636c6177, 1, 0)), ('queue', libc.msgget(0x636c6177, 0)), ('mq', libc.syscall(240, b'clawlab-attack', 2, 0, None))): x >= 0 and print('REACHED', what)
+os.path.exists('/dev/shm/clawlab-attack') and print('REACHED /dev/shm')
+attempt('socket', lambda: socket.socket(socket.AF_UNIX).connect('\\0clawlab-attack'))
+print('end')"""
+
+async def leave_something_in_the_kernel(b):
+    "leave shared memory, semaphores, message queues or sockets for the next program or sandbox"
+    head = TRY + 'libc = ctypes.CDLL(None)\n'
+    async with b.box() as s, b.box() as o:
+        nothing_reached(await s.exec(py(head + LEAVE)), b'made True end')
+        for x in (s, o): nothing_reached(await x.exec(py(head + FIND)))
 
 
 # kernel interfaces
@@ -344,7 +557,7 @@ async def trace_and_other_calls(b):
     "ptrace, read the memory of others, io_uring, bpf, keys, other privileged or obsolete system calls"
     code = '''
 libc = ctypes.CDLL(None, use_errno=True); pid = os.getppid()
-for what, nr, *a in (('ptrace', 101, 16, pid, 0), ('readv', 310, pid, 0, 0, 0, 0, 0), ('keyctl', 250, 0, -3, 0), ('bpf', 321, 0, 0, 0), ('perf', 298, 0, 0, -1, -1, 0), ('io_uring', 425, 1, 0), ('userfaultfd', 323, 0),
+for what, nr, *a in (('ptrace', 101, 16, pid, 0), ('trace me', 101, 0, 0, 0), ('readv', 310, pid, 0, 0, 0, 0, 0), ('readv of itself', 310, os.getpid(), 0, 0, 0, 0, 0), ('fanotify', 300, 0, 0), ('keyctl', 250, 0, -3, 0), ('bpf', 321, 0, 0, 0), ('perf', 298, 0, 0, -1, -1, 0), ('io_uring', 425, 1, 0), ('userfaultfd', 323, 0),
                      ('prlimit', 302, pid, 0, 0), ('setsig', 72, 0, 10, 9), ('x32', 0x40000000 + 39), ('syslog', 103, 3, 0, 0), ('open_by_handle', 304, -100, 0, 0)):
     if libc.syscall(nr, *map(ctypes.c_long, a)) >= 0: print('REACHED', what)
     elif ctypes.get_errno() not in (1, 38): print('REACHED', what, 'past the filter:', os.strerror(ctypes.get_errno()))
@@ -366,6 +579,40 @@ attempt('setuid root', lambda: os.setuid(0)); attempt('groups', lambda: os.setgr
 os.getuid() == 1000 or print('REACHED uid', os.getuid())
 print('end')'''
     async with b.box() as s: nothing_reached(await s.exec(py(TRY + code)))
+
+
+async def clocks_priorities_limits(b):
+    "set clocks, priorities, names and limits, lock memory, protect itself from the end of memory, dump core"
+    code = """
+import resource, time
+libc = ctypes.CDLL(None, use_errno=True); now = (ctypes.c_long * 2)(int(time.time()), 0)
+for what, r in (('settimeofday', libc.settimeofday(now, None)), ('clock_settime', libc.clock_settime(0, now)), ('sethostname', libc.sethostname(b'x', 1)), ('setdomainname', libc.setdomainname(b'x', 1)), ('swapoff', libc.swapoff(b'/x')), ('reboot', libc.reboot(0)),
+                ('nice', libc.setpriority(0, 0, -5)), ('fifo', libc.sched_setscheduler(0, 1, ctypes.byref(ctypes.c_int(1))))): r == 0 and print('REACHED', what)
+for what in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK): attempt(f'limit {what}', lambda: resource.setrlimit(what, (1 << 40,) * 2))
+resource.getrlimit(resource.RLIMIT_NOFILE)[1] <= 1 << 20 or print('REACHED descriptors without limit')
+def score(x):
+    with open('/proc/self/oom_score_adj', 'w') as f: f.write(x)
+attempt('oom', lambda: score('-900'))
+attempt('mlock', lambda: libc.mlock(ctypes.create_string_buffer(64 << 20), 64 << 20) and open('/no'))
+hard = resource.getrlimit(resource.RLIMIT_CORE)[1]; resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+if not os.fork(): os.abort()
+print(os.WCOREDUMP(os.wait()[1]) and 'REACHED a core dump', 'end')"""
+    async with b.box() as s:
+        nothing_reached(await s.exec(py(TRY + code)))
+        assert not any('core' in k for k in await s.get())
+
+async def streams(b):
+    "close its outputs, open them again, never read its input, write to them after its end"
+    async with b.box(seconds=60) as s:
+        r = await s.exec(['sh', '-c', 'echo a > /dev/stdout; echo b > /dev/stderr; exec >&- 2>&- <&-; (setsid sleep 50 &); exit 5'], stdin=b'x' * (8 << 20), timeout=30)
+        assert (r.code, r.stdout, r.stderr, r.seconds < 20) == (5, b'a\n', b'b\n', True), r
+        r = await s.exec(py('import os\nfor p in ("/proc/1/fd/0", "/proc/1/fd/1"):\n    try: os.open(p, os.O_RDWR); print("REACHED", p)\n    except OSError: pass\nos.set_blocking(1, False)\ntry:\n    while True: os.write(1, b"end" * 9999)\nexcept BlockingIOError: pass'), timeout=30)
+        nothing_reached(r)
+
+async def huge_arguments(b):
+    "start programs with arguments, environments and names of megabytes"
+    code = 'import os, subprocess, sys\nbig = "x" * 120_000\nenv = {f"V{k}": big for k in range(12)}\nfor n in (1, 9):\n    try: subprocess.run([sys.executable, "-c", "import os; os.kill(99999, 9) if 0 else None", *[big]*n], env=env)\n    except OSError: pass\nopen("/proc/self/comm", "w").write("\\n) R 1 1"); print("end")'
+    async with b.box(seconds=60) as s: nothing_reached(await s.exec(py(code)))
 
 
 # the score
@@ -418,6 +665,12 @@ for act in (lambda: (w/'a').write_text('z'), lambda: (w/'new').write_text(''), l
 return {'score': 1.0, 'wrong': wrong}'''
     assert (await grade(task(body), {'a': 'x\n'}, backend=b.name)).detail == {'wrong': []}
 
+async def end_the_verifier(b):
+    "end the verifier from a program that it runs, to be let off without a score"
+    for attack in ('os.kill(os.getppid(), 9)', 'os.kill(-1, 9)', 'os.kill(os.getppid(), 15)', 'os.kill(1, 9); os.kill(os.getppid(), 9)'):
+        s = await grade(task("subprocess.run([sys.executable, '-I', str(w/'run.py')], timeout=5)\nreturn 1.0"), {'run.py': f'import os, time; {attack}; time.sleep(3)'}, backend=b.name)
+        assert s.score == 0, (attack, s)
+
 async def find_the_verifier(b):
     "find the verifier or the expected values while it works, or outlive its sandbox"
     async with b.box(seconds=60) as s:
@@ -431,34 +684,79 @@ async def find_the_verifier(b):
 
 # the suite and its table
 
-ATTACKS = {n: f for n, f in list(globals().items()) if asyncio.iscoroutinefunction(f) and f.__module__ == __name__}
+ATTACKS = {n: f for n, f in list(globals().items()) if asyncio.iscoroutinefunction(f) and f.__module__ == __name__ and f.__doc__}
 attacked = pytest.mark.parametrize('attack', ATTACKS)
+NOT_HERE = 'not enforced here'
 
 async def result(b, attack: str) -> str:
     "What came of one attack: contained, reached, or not enforced here; the launcher must be able to go on in any case."
     why = b.not_enforced.get(attack)
     try: await ATTACKS[attack](b); got = 'contained'
-    except AssertionError as e: got = f'not enforced here: {why}' if why else f'**reached**: {e}'
+    except (AssertionError, pytest.fail.Exception) as e: got = f'{NOT_HERE}: {why}' if why else f'**reached**: {e}'
     async with b.box() as s: r = await s.exec(['true'])
     assert r.ok, f'{b.name} is broken after {attack}: {r}'
     return got
 
 async def holds(b, attack: str):
     "The test of one attack: as expected on this backend, no better (or the expectation is out of date) and no worse."
-    want = f'not enforced here: {b.not_enforced[attack]}' if attack in b.not_enforced else 'contained'
+    want = f'{NOT_HERE}: {b.not_enforced[attack]}' if attack in b.not_enforced else 'contained'
     assert (got := await result(b, attack)) == want, got
 
-def table(results: dict[str, dict[str, str]]) -> str:
-    "Markdown of `{backend: {attack: result}}`."
-    rows = [[f.__doc__.strip().splitlines()[0], *(results[b].get(n, '') for b in results)] for n, f in ATTACKS.items()]
-    return '\n'.join('| ' + ' | '.join(x.replace('|', '\\|').replace('\n', ' ')[:200] for x in row) + ' |' for row in [['the agent tries to', *results], ['---'] * (len(results) + 1), *rows])
+def row(attack: str) -> str: return ATTACKS[attack].__doc__.strip().splitlines()[0]
 
-async def main(names):
+BELOW = '<!-- below: written by tests/attacks.py -->'
+
+def parse(page: str) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    "`({column: {row: cell}}, {column: what it was made with})` of a page that `write` wrote."
+    lines = page.partition(BELOW)[2].splitlines()
+    rows = [[c.strip() for c in re.split(r'(?<!\\)\|', l)[1:-1]] for l in lines if l.startswith('|')]
+    names = rows[0][1:] if rows else []
+    return {n: {r[0]: r[k] for r in rows[2:]} for k, n in enumerate(names, 1)}, dict(l[2:].split(': ', 1) for l in lines if l.startswith('* '))
+
+def write(columns, made) -> str:
+    "The inverse of `parse`, with the rows of today's attacks; what a column does not have is not run yet."
+    def cell(x): return re.sub(r'(?<!\\)\|', r'\\|', x.replace('\n', ' '))[:200]
+    rows = [['the agent tries to', *columns], ['---'] * (len(columns) + 1), *([cell(row(a)), *(cell(c.get(cell(row(a)), 'not run')) for c in columns.values())] for a in ATTACKS)]
+    return '\n'.join([*('| ' + ' | '.join(r) + ' |' for r in rows), '', 'Made with', *(f'* {n}: {made[n]}' for n in columns if n in made)]) + '\n'
+
+async def made_with(name: str) -> str:
+    "The versions that a column depends on."
+    def said(*argv): return subprocess.run(argv, capture_output=True, text=True).stdout.splitlines()[0].replace(' version', '')
+    async def kubernetes():
+        async with pods.Api('') as api: api.at = ''; return 'Kubernetes ' + (await api.call('GET', '/version'))['gitVersion']
+    what = await kubernetes() if name == 'kubernetes' else ', '.join(said(p, '--version') for p in dict(bwrap=['bwrap'], podman=['podman', *(['runc'] if own_cgroup() else [])])[name])
+    system = dict(l.rstrip().split('=', 1) for l in open('/etc/os-release') if '=' in l)['PRETTY_NAME'].strip('"')
+    return f'{what}; Linux {re.match("[0-9.]+", os.uname().release)[0]}, {os.uname().machine}, {system}, control groups version {1 if own_cgroup() else 2}'
+
+async def column(name: str) -> tuple[dict[str, str], str]:
+    "All attacks on one backend."
     from backends import BACKENDS
     out = {}
-    for n in names:
-        out[n] = {}
-        for a in ATTACKS: out[n][a] = await result(BACKENDS[n], a); print(f'{n}: {a}: {out[n][a][:300]}', file=sys.stderr, flush=True)
-    print(table(out))
+    for a in ATTACKS:
+        try: out[row(a)] = await result(BACKENDS[name], a)
+        except Exception as e: out[row(a)] = f'**the launcher failed**: {type(e).__name__}: {e}'
+        print(f'{name}: {a}: {out[row(a)][:300]}', file=sys.stderr, flush=True)
+    return out, await made_with(name)
 
-if __name__ == '__main__': asyncio.run(main(sys.argv[1:] or ['bwrap']))
+@contextmanager
+def surroundings(name: str):
+    "A cluster, where there is none yet."
+    if name != 'kubernetes' or os.environ.get('CLAWLAB_KUBERNETES_IMAGE'): yield
+    else:
+        import test_kubernetes
+        with contextmanager(test_kubernetes.cluster.__wrapped__)(): yield
+
+def main():
+    "Prints the table; with `--into PAGE`, writes these columns into the page and leaves its other ones."
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0]); p.add_argument('--into', type=Path, metavar='PAGE'); p.add_argument('backends', nargs='*', default=['bwrap'])
+    args = p.parse_args()
+    page = args.into.read_text() if args.into else BELOW
+    columns, made = parse(page)
+    for n in args.backends:
+        with surroundings(n): columns[n], made[n] = asyncio.run(column(n))
+    text = write(columns, made)
+    if args.into: args.into.write_text(page.partition(BELOW)[0] + f'{BELOW}\n\n{text}')
+    else: print(text, end='')
+    sys.exit(any('**' in x for n in args.backends for x in columns[n].values()))
+
+if __name__ == '__main__': main()

@@ -25,7 +25,7 @@ async def test_a_score_and_its_detail(backend):
 @backends
 @pytest.mark.parametrize('body, error', [
     ('return 1/0', 'ZeroDivisionError'), ('return 1.5', 'a score of 1.5'), ('return float("nan")', 'a score of nan'), ('return None', 'TypeError'), ('return "much"', 'ValueError'),
-    ('sys.exit(0)', 'SystemExit'), ('os._exit(0)', 'the verifier died: code 0'), ('os.kill(os.getpid(), 9)', 'the verifier died'), ('return {"points": 1}', 'KeyError')])
+    ('sys.exit(0)', 'SystemExit'), ('os._exit(0)', 'the verifier died: code 0'), ('os.kill(os.getpid(), 11)', 'the verifier died'), ('return {"points": 1}', 'KeyError')])
 async def test_a_broken_verifier_gives_no_score(backend, body, error):
     s = await grade(task(says(body)), {}, backend=backend)
     assert s.score is None and error in s.error and '\n' not in s.error

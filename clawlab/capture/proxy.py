@@ -17,7 +17,7 @@ from .sessions import Session, call_seed, check_expect, check_options, claim, gi
 from .store import Store
 from .turn import COUNT, DIALECTS, EVENTS, HISTORY, JSON, ROUTES, Job, Turn, address, answer, called, dialect_of, models, pieces, room
 from .turnstile import Gate, Turnstile
-from .wire import Refused, decode, key_hash, key_of, new_key, offload, public_headers, read_body
+from .wire import CONNECTIONS, Refused, Server, body, decode, key_hash, key_of, new_key, offload, public_headers
 from ..records import Call, EngineError, InputError, Rollout, setting
 
 log = logging.getLogger('clawlab.proxy')
@@ -84,9 +84,7 @@ def _patch(cls):
 @_patch(Proxy)
 async def _runner(self, bound: str | None):
     "A server; `bound` is the only session it serves."
-    # a cancelled handler is how a disconnect is seen; bodies are decompressed by us, with a limit
-    server = web.Server(lambda http: self._handle(http, bound), handler_cancellation=True, auto_decompress=False, access_log=None, logger=quiet(self.meter),
-                        max_line_size=1 << 16, max_field_size=1 << 16, read_bufsize=1 << 18)
+    server = Server(lambda http: self._handle(http, bound), CONNECTIONS if bound else None, logger=quiet(self.meter))
     runner = web.ServerRunner(server, shutdown_timeout=1.0)
     await runner.setup()
     return runner
@@ -216,15 +214,15 @@ async def _answer(self, t, sid, path, bound):
     if path.startswith('/v1/models') and http.method == 'GET': t.status = 200; return web.json_response(models(path))
     if path not in ROUTES and path != COUNT: raise Refused(404, 'not_found', f'no such path: {path[:200]}')
     if http.method != 'POST': raise Refused(405, 'invalid', f'{http.method} is not allowed here', {'Allow': 'POST'})
-    raw = await read_body(http, self.max_body, *self.body_s)
-    if s.revoked: raise Refused(401, 'auth', 'invalid API key')
-    with self.gate.admit(s.session_id):
-        s.tasks.add(task := asyncio.current_task())
-        try:
-            t.job = await offload(self.prepare, s, d, raw, http.headers, size=len(raw))
-            if path == COUNT: t.status = 200; return web.json_response({'input_tokens': len(t.job.ids)})
-            return await self._call(t)
-        finally: s.tasks.discard(task)
+    async with body(http, s, self.max_body, *self.body_s) as raw:
+        if s.revoked: raise Refused(401, 'auth', 'invalid API key')
+        with self.gate.admit(s.session_id):
+            s.tasks.add(task := asyncio.current_task())
+            try:
+                t.job = await offload(self.prepare, s, d, raw, http.headers, size=len(raw))
+                if path == COUNT: t.status = 200; return web.json_response({'input_tokens': len(t.job.ids)})
+                return await self._call(t)
+            finally: s.tasks.discard(task)
 
 # %% ../../nbs/15_capture.proxy.ipynb #70e7a781
 @_patch(Proxy)

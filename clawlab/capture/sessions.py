@@ -95,6 +95,7 @@ class Session:
     freed: asyncio.Event = field(default_factory=asyncio.Event)  # set when some of them are given back
     seq: int = 0                          # of the next call to complete
     revoked: bool = False
+    held: int = 0                         # bytes of its request bodies in use
     tasks: set = field(default_factory=set)  # calls in flight
     readers: dict = field(default_factory=dict)                 # dialect -> Reader
     recent: OrderedDict = field(default_factory=OrderedDict)    # call_id -> Call without tokens, the newest few: what `previous_response_id` may name

@@ -4,13 +4,15 @@
 
 # %% ../../nbs/14b_capture.wire.ipynb #23d7a1e7
 from __future__ import annotations
-import asyncio, json, zlib
+import asyncio, json, resource, zlib
+from contextlib import asynccontextmanager
 import brotli, zstandard
+from aiohttp import web
 from ..records import ClawlabError
 
 # %% auto #0
-__all__ = ['CODINGS', 'SECRET', 'Refused', 'decode', 'read_body', 'parse_json', 'offload', 'new_key', 'key_hash', 'key_of',
-           'public_headers']
+__all__ = ['CODINGS', 'CONNECTIONS', 'SECRET', 'Refused', 'decode', 'read_body', 'body', 'parse_json', 'offload', 'Server',
+           'new_key', 'key_hash', 'key_of', 'public_headers']
 
 # %% ../../nbs/14b_capture.wire.ipynb #b1973be3
 class Refused(ClawlabError):
@@ -68,24 +70,35 @@ def decode(data: bytes, coding: str, limit: int) -> bytes:
     return data
 
 # %% ../../nbs/14b_capture.wire.ipynb #4e65ee27
-async def read_body(request, limit: int, idle_s=30., total_s=120.) -> bytes:
-    "The raw body of an aiohttp request, `limit` bytes at most. `Refused` 413, or 408 when it trickles: `idle_s` without a byte, `total_s` in all."
+async def read_body(request, limit: int, idle_s=30., total_s=120., take=lambda n: None) -> bytes:
+    "The raw body of an aiohttp request, `limit` bytes at most; `take` is told of each piece. `Refused` 413, or 408 when it trickles: `idle_s` without a byte, `total_s` in all."
     large = Refused(413, 'invalid', f'request body exceeds {limit} bytes')
     if (request.content_length or 0) > limit: raise large
     if request.content.is_eof():
         if len(data := request.content.read_nowait()) > limit: raise large
-        return data
+        take(len(data)); return data
     if request.version >= (1, 1) and request.headers.get('Expect', '').lower() == '100-continue': await request.writer.write(b'HTTP/1.1 100 Continue\r\n\r\n')
     now, out = asyncio.get_running_loop().time, []
     end, size = now() + total_s, 0
     try:
         async with asyncio.timeout(min(idle_s, total_s)) as clock:
             async for chunk in request.content.iter_any():
-                out.append(chunk); size += len(chunk)
+                out.append(chunk); size += len(chunk); take(len(chunk))
                 if size > limit: raise large
                 clock.reschedule(min(now() + idle_s, end))
     except TimeoutError: raise Refused(408, 'invalid', 'the request body did not arrive in time') from None
     return out[0] if len(out) == 1 else b''.join(out)
+
+@asynccontextmanager
+async def body(request, who, limit: int, *seconds):
+    "`read_body` for a session: the bytes count in `who.held` while they are in use. `Refused` 429 where it has two of the largest bodies under way already."
+    mine = 0
+    def take(n):
+        nonlocal mine
+        mine += n; who.held += n
+        if who.held > 2*limit: raise Refused(429, 'rate', 'too many large requests at once, please try again', {'Retry-After': '1'})
+    try: yield await read_body(request, limit, *seconds, take=take)
+    finally: who.held -= mine
 
 def parse_json(data: bytes):
     "A JSON body; anything else is refused with 400."
@@ -96,6 +109,21 @@ def parse_json(data: bytes):
 async def offload(f, *args, size: int):
     "Run `f` here, or in a thread when `size` bytes would hold up everyone else."
     return f(*args) if size < 1 << 18 else await asyncio.to_thread(f, *args)
+
+# %% ../../nbs/14b_capture.wire.ipynb #ffad47ed
+CONNECTIONS = 128 # at a time, to the listener of one session
+
+class Server(web.Server):
+    "aiohttp's server, with at most `most` connections at a time."
+    def __init__(self, handler, most: int | None = None, **kw):
+        # a cancelled handler is how a disconnect is seen; bodies are decompressed by us, with a limit
+        super().__init__(handler, handler_cancellation=True, auto_decompress=False, access_log=None, max_line_size=1 << 16, max_field_size=1 << 16, read_bufsize=1 << 18, **kw)
+        self.most, (soft, hard) = most, resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard: resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a thousand sandboxes, each with its connections
+
+    def connection_made(self, handler, transport):
+        super().connection_made(handler, transport)
+        if self.most is not None and len(self.connections) > self.most: transport.abort()
 
 # %% ../../nbs/14b_capture.wire.ipynb #0628643d
 SECRET = {'authorization', 'proxy-authorization', 'x-api-key', 'api-key', 'cookie', 'set-cookie'}

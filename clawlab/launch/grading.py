@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from tqdm import tqdm
 from ..records import GraderError, SandboxError, Task
 from .sandbox.base import Limits, make_sandbox
+from .sandbox.keeper import FATAL
 
 # %% auto #0
 __all__ = ['GRADER', 'PYTHON', 'ROOM', 'PASS', 'Score', 'grade', 'play', 'check', 'check_suite']
@@ -81,27 +82,28 @@ def _question(cases: list[tuple[Task, dict]], nonce: str) -> bytes:
     asked = [dict(verifier=t.verifier, expect=t.expect, files=[(p, len(c)) for p, c in fs.items()], cut=n) for (t, _), (fs, n) in zip(cases, fitted)]
     return json.dumps(dict(cases=asked, nonce=nonce)).encode() + b'\n' + b''.join(c for fs in files for c in fs.values())
 
-def _answer(ex, nonce: str, seconds: float) -> list[Score]:
-    "The scores in what came back; `GraderError` if they aren't there."
+def _answer(ex, nonce: str, seconds: float, blame=False) -> list[Score]:
+    "The scores in what came back; `GraderError` if they aren't there. With `blame`, a verifier that was ended from inside, that is by a program it ran, is a score of 0."
+    if blame and ex.killed == 'inside' and ex.signal in FATAL: return [Score(0., {'ended_by': ex.signal})]
     if ex.timed_out: raise GraderError(f'the verifier took more than {seconds:g} s')
     ours = [l[len(nonce):] for l in ex.stdout.decode('utf8', 'replace').splitlines() if l.startswith(nonce)]
     if len(ours) != 1: raise GraderError(f'the verifier died: code {ex.code}, signal {ex.signal}{", out of memory" if ex.oom else ""}: {ex.stderr[-300:].decode("utf8", "replace")}')
     return [Score(a.get('score'), a.get('detail', {}) | ({'left_out': a['left_out']} if a['left_out'] else {}), a.get('error', '')) for a in json.loads(ours[0])]
 
 # %% ../../nbs/23_launch.grading.ipynb #e9534002
-async def _grade(cases: list[tuple[Task, dict]], backend: str, seconds=20) -> list[Score]:
+async def _grade(cases: list[tuple[Task, dict]], backend: str, seconds=20, blame=False) -> list[Score]:
     "Each task's verifier on a workspace, all in one fresh sandbox."
     nonce, limits = secrets.token_hex(16), Limits(cpus=1, memory_mb=1024, pids=64, disk_mb=512, seconds=seconds)
     async with make_sandbox(backend, limits=limits, binds=(), listener=None, name='grade') as box:
         ex = await box.exec(list(PYTHON), timeout=seconds, stdin=_question(cases, nonce))
-    return _answer(ex, nonce, seconds)
+    return _answer(ex, nonce, seconds, blame)
 
 async def grade(task: Task,
                 files: dict[str, bytes | str], # path in the workspace -> content, as the agent left them
                 *, backend: str) -> Score:
     "The verifier's score of one workspace, from a sandbox of its own. A sandbox that is lost is tried once more."
     for last in (False, True):
-        try: return (await _grade([(task, files)], backend))[0]
+        try: return (await _grade([(task, files)], backend, blame=backend != 'process'))[0]  # there, nobody knows who sent a signal
         except GraderError as e: return Score(None, error=str(e))
         except SandboxError as e:
             if last: return Score(None, error=f'no sandbox for the verifier: {e}')

@@ -162,15 +162,17 @@ def walk(d: int, at: str = '', depth: int = 32):
         finally: os.close(sub)
 
 def read_regular(d: int, name: str, room: int) -> bytes | None:
-    "A regular file of at most `room` bytes, else None."
+    "A regular file of at most `room` bytes that are really there, else None."
     with os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=d), 'rb') as f:
         s = os.fstat(f.fileno())
-        return f.read(s.st_size) if stat.S_ISREG(s.st_mode) and s.st_size <= room else None
+        if not stat.S_ISREG(s.st_mode) or s.st_size > room: return None
+        if s.st_size - 512*s.st_blocks > 1 << 20 and f.seek(0, os.SEEK_HOLE) < s.st_size: return None  # not compressed, but full of holes
+        f.seek(0); return f.read(s.st_size)
 
 # %% ../../../nbs/20a_launch.sandbox.base.ipynb #fe440437
 def read_tree(root: int, limit_mb: int = 256, max_files: int = 10_000) -> tuple[dict[str, bytes], list[str]]:
     "Regular files below a directory descriptor: `({path: bytes}, [what was left out and why])`."
-    out, left, room = {}, [], limit_mb << 20
+    out, left, room = {}, [], min(limit_mb, 1024) << 20
     for path, d, name, kind in walk(root):
         data, why = None, {stat.S_IFLNK: 'link', stat.S_IFDIR: 'too deep', stat.S_IFREG: 'too large'}.get(kind, 'not a regular file')
         if any('\ud800' <= c <= '\udfff' for c in path): path, why = ascii(path), 'name is not text'

@@ -167,6 +167,7 @@ async def exec(self: Bwrap, argv, env=None, cwd=None, timeout=None, stdin=b'', r
     if any('\0' in a for a in args + argv): raise InputError('a NUL character in the command or environment of a sandbox')
     (out, out_w), (err, err_w) = os.pipe(), os.pipe()
     fds = [*(memfd(('\0'.join(a) + '\0').encode('utf-8', 'surrogateescape')) for a in (args, argv)), memfd(stdin), out_w, err_w]
+    for f in (out_w, err_w): os.fchown(f, self.uid, self.uid)  # /dev/stdout is its own
     drains = [Drain(out), Drain(err)]
     try: id, (listen, done) = self.keeper.ask('exec', fds, ('listen', 'done'), uid=self.uid, timeout=timeout or self.limits.seconds, listen=self.listener is not None)
     finally: [os.close(f) for f in fds]

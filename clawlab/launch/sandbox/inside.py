@@ -46,13 +46,13 @@ def process_of(pid: int):
 
 def attend(sock, wake: int, notify: int, pid: int):
     "Until the program has ended: `(wait status, was a fatal signal sent to it from inside)`; None when the launcher is gone. Orphans are buried."
-    poll, sent = select.poll(), False
+    poll, sent, links = select.poll(), False, iter(range(keeper.LINKS))
     for fd in (sock.fileno(), wake, notify): poll.register(fd, select.POLLIN)
     while True:
         for fd, _ in poll.poll():
             if fd == sock.fileno(): return None
             if fd == wake: os.read(wake, 4096)
-            elif (got := keeper.hear(notify, process_of)) and got[0] in (pid, 0, -1, -pid, None): sent = True
+            elif (got := keeper.hear(notify, process_of, links)) and got[0] in (pid, 0, -1, -pid, None): sent = True
         while True:
             try: p, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError: break

@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['RUN', 'STAGE', 'UIDS', 'PORT', 'libc', 'NOSUID', 'NODEV', 'BIND', 'REC', 'SLAVE', 'FATAL', 'KILLS', 'DENIED',
-           'NO_SUCH', 'INSIDE', 'ALLOW', 'NOTIFY', 'FILTER', 'FILTER_INSIDE', 'INITS', 'ETC', 'call', 'mount', 'fail',
-           'rules', 'rules_inside', 'assemble', 'install', 'hear', 'aimed', 'cgroup_base', 'cgroup_files', 'procs',
-           'clear', 'lock', 'bury', 'claim', 'open_box', 'lay_out', 'no_cgroup', 'bind', 'close_box', 'init', 'become',
-           'start', 'memfd', 'watch', 'unwatch', 'informed', 'listen_in', 'go', 'filtered', 'heard', 'process_of',
-           'kill', 'oom_kills', 'at_limit', 'memory_of', 'ended', 'vanished', 'done', 'stop', 'closed', 'receive_fds',
-           'send', 'request', 'receive', 'overdue', 'loop', 'stage', 'main']
+           'NO_SUCH', 'INSIDE', 'ALLOW', 'NOTIFY', 'SOCKET', 'NETLINK', 'LINKS', 'FILTER', 'FILTER_INSIDE', 'BUFFERS',
+           'INITS', 'ETC', 'call', 'mount', 'fail', 'rules', 'rules_inside', 'assemble', 'install', 'hear', 'unwelcome',
+           'aimed', 'cgroup_base', 'cgroup_files', 'procs', 'clear', 'lock', 'bury', 'claim', 'open_box', 'lay_out',
+           'no_cgroup', 'bind', 'close_box', 'init', 'lower', 'become', 'start', 'memfd', 'watch', 'unwatch',
+           'informed', 'listen_in', 'go', 'filtered', 'heard', 'process_of', 'kill', 'oom_kills', 'at_limit',
+           'memory_of', 'ended', 'vanished', 'done', 'stop', 'closed', 'receive_fds', 'send', 'request', 'receive',
+           'overdue', 'loop', 'stage', 'main']
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #5dc0a01d
-import ctypes, errno, fcntl, json, os, re, select, selectors, signal, socket, struct, sys, time
+import ctypes, errno, fcntl, json, os, re, resource, select, selectors, signal, socket, struct, sys, time
 from types import SimpleNamespace as NS
 
 RUN, STAGE = '/run/clawlab', '/run/clawlab/stage'  # locks of live sandboxes; mount point of the private staging area
@@ -40,12 +41,13 @@ KILLS = {'kill': (62, 1), 'tkill': (200, 1), 'tgkill': (234, 2), 'rt_sigqueueinf
          'rt_tgsigqueueinfo': (297, 2), 'pidfd_send_signal': (424, 1)}                   # number, argument with the signal
 DENIED = dict(ptrace=101, process_vm_readv=310, process_vm_writev=311, keyctl=250, add_key=248, request_key=249, bpf=321,
               perf_event_open=298, userfaultfd=323, kcmp=312, name_to_handle_at=303, open_by_handle_at=304, pidfd_getfd=438,
-              process_madvise=440, syslog=103, acct=163, quotactl=179)
+              process_madvise=440, syslog=103, acct=163, quotactl=179, fanotify_init=300)
 NO_SUCH = dict(io_uring_setup=425, io_uring_enter=426, io_uring_register=427)
 INSIDE = dict(mount=165, umount2=166, pivot_root=155, chroot=161, unshare=272, setns=308, open_tree=428, move_mount=429,
               fsopen=430, fsconfig=431, fsmount=432, fspick=433, mount_setattr=442)      # bubblewrap itself needs these
 ALLOW, NOTIFY = 0x7fff0000, 0x7fc00000
-def fail(e): return 0x50000 | e  # the call returns -e
+SOCKET, NETLINK, LINKS = 41, 16, 1024
+def fail(e): return 0x50000 | e  # the call returns -e, or 0 without having done anything
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #90f91d8d
 def rules():
@@ -53,7 +55,11 @@ def rules():
     deny = [(nr, fail(errno.EPERM), None, (), True) for nr in DENIED.values()]
     deny += [(nr, fail(errno.ENOSYS), None, (), True) for nr in NO_SUCH.values()]
     return [(nr, NOTIFY, arg, FATAL, True) for nr, arg in KILLS.values()] + deny + [
-        (41, fail(errno.EAFNOSUPPORT), 0, (1, 2, 10, 16), False),  # socket: unix, inet, inet6, netlink
+        (SOCKET, NOTIFY, 0, (NETLINK,), True),
+        (SOCKET, fail(errno.EAFNOSUPPORT), 0, (1, 2, 10, NETLINK), False),  # unix, inet, inet6
+        (SOCKET, fail(errno.EPROTONOSUPPORT), 2, (2,), True),      # netlink between programs
+        (53, fail(errno.EAFNOSUPPORT), 0, (1,), False),            # socketpair
+        (54, fail(0), 2, (8,), True),                              # setsockopt SO_RCVBUF: a wish; the kernel, too, grants less
         (302, fail(errno.EPERM), 0, (0,), False),                  # prlimit64 of another process
         (72, fail(errno.EPERM), 1, (8, 10, 15), True)]             # fcntl F_SETOWN, F_SETSIG, F_SETOWN_EX: signals by the back door
 
@@ -67,14 +73,14 @@ def rules_inside():
 def assemble(rules):
     "The rules as a classic BPF program (bytes, 8 an instruction); other architectures and the x32 calls do not exist."
     op = lambda code, k, t=0, f=0: struct.pack('HBBI', code, t, f, k)
-    ld, jeq, jge, ret = 0x20, 0x15, 0x35, 0x06
+    ld, jeq, jset, jge, ret = 0x20, 0x15, 0x45, 0x35, 0x06
     prog = [op(ld, 4), op(jeq, 0xc000003e, 1, 0), op(ret, fail(errno.ENOSYS)), op(ld, 0), op(jge, 0x40000000, 0, 1), op(ret, fail(errno.ENOSYS))]
     for nr, action, arg, values, sense in rules:
         if arg is None: prog += [op(jeq, nr, 0, 1), op(ret, action)]; continue
-        if sense is None: prog += [op(jeq, nr, 0, 4), op(ld, 16+8*arg), op(0x45, values, 0, 1), op(ret, action), op(ret, ALLOW)]; continue  # any of these bits
-        n, hit, miss = len(values), *((action, ALLOW) if sense else (ALLOW, action))
-        prog += [op(jeq, nr, 0, n+3), op(ld, 16+8*arg)]
-        prog += [op(jeq, v, n-i, 0) for i, v in enumerate(values)] + [op(ret, miss), op(ret, hit)]
+        n = 1 if sense is None else len(values)
+        test = [op(jset, values, 1, 0)] if sense is None else [op(jeq, v, n-i, 0) for i, v in enumerate(values)]  # a hit jumps over the next one
+        prog += [op(jeq, nr, 0, n+4), op(ld, 16+8*arg), *test]
+        prog += [op(0x05, 1), op(ret, action), op(ld, 0)] if sense is not False else [op(ret, action), op(0x05, 0), op(ld, 0)]
     return b''.join(prog) + op(ret, ALLOW)
 
 FILTER, FILTER_INSIDE = assemble(rules()), assemble(rules_inside())
@@ -88,16 +94,21 @@ def install(prog):
     return call('syscall', 317, 1, ctypes.c_ulong(8), fprog)  # seccomp(SET_MODE_FILTER, NEW_LISTENER)
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #60800c7c
-def hear(fd, process=int):
-    "Take one reported call and let it continue: `(target as seen inside or None, signal)`. `process` makes of a thread's id its process's, while the caller waits."
+def hear(fd, process=int, links=iter(())):
+    "Take one reported call and let it continue: `(target as seen inside or None, signal)`. `process` makes of a thread's id its process's, while the caller waits; each netlink socket takes one of `links`."
     buf, got = bytearray(80), None
     try:
         fcntl.ioctl(fd, 0xc0502100, buf)                                          # SECCOMP_IOCTL_NOTIF_RECV
-        got = aimed(buf, process)
-        fcntl.ioctl(fd, 0xc0182101, bytearray(struct.pack('QqiI', *struct.unpack_from('Q', buf), 0, 0, 1)))  # _SEND, continue
+        got, no = aimed(buf, process), unwelcome(buf, links)
+        fcntl.ioctl(fd, 0xc0182101, bytearray(struct.pack('QqiI', *struct.unpack_from('Q', buf), 0, -no, not no)))  # _SEND: an error, or continue
     except OSError as e:
         if e.errno != errno.ENOENT: raise                                         # ENOENT: the caller died meanwhile
     return got
+
+def unwelcome(buf, links):
+    "The error for a netlink socket that is of another kind than ROUTE, or one too many; else 0."
+    nr, (domain, _, protocol) = struct.unpack_from('i', buf, 16)[0], struct.unpack_from('IxxxxIxxxxI', buf, 32)
+    return errno.EAFNOSUPPORT if (nr, domain) == (SOCKET, NETLINK) and (protocol or next(links, None) is None) else 0
 
 def aimed(buf, process):
     "What `hear` returns, from the kernel's record of the call."
@@ -108,6 +119,8 @@ def aimed(buf, process):
     return process(pid) if pid and pid > 2 else pid, args[KILLS[name][1]] & 0xffffffff
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #ab40b97e
+BUFFERS = 'memory.kmem.tcp.limit_in_bytes'  # version 1 charges what waits in TCP and UDP sockets to nobody unless this is set
+
 def cgroup_base(controller):
     "The launcher's own cgroup of a version 1 controller, or None."
     for line in open('/proc/self/cgroup'):
@@ -119,7 +132,7 @@ def cgroup_base(controller):
 def cgroup_files(limits):
     "What to write where: `{controller: {file: value}}`."
     out, (cpus, mem, pids) = {}, (limits.get(k) for k in ('cpus', 'memory_mb', 'pids'))
-    if mem is not None: out['memory'] = {'memory.limit_in_bytes': int(mem)<<20, 'memory.memsw.limit_in_bytes': int(mem)<<20}
+    if mem is not None: out['memory'] = {'memory.limit_in_bytes': int(mem)<<20, 'memory.memsw.limit_in_bytes': int(mem)<<20, BUFFERS: int(mem)<<18}
     if pids is not None: out['pids'] = {'pids.max': int(pids)+3}  # bubblewrap, our init and the forked keeper before it is either
     if cpus is not None: out['cpu'] = {'cpu.cfs_period_us': 100_000, 'cpu.cfs_quota_us': max(1000, int(cpus*100_000))}
     return out
@@ -246,10 +259,17 @@ while True:
 def init(): return next(((argv, text) for argv, text in INITS.items() if os.access(argv[0], os.X_OK)), [*INITS.items()][-1])
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #ee51a626
+def lower(what, soft, hard):
+    "Set a resource limit, unless it is tighter already."
+    now = resource.getrlimit(what)[1]
+    hard = hard if now < 0 else min(hard, now)
+    resource.setrlimit(what, (min(soft, hard), hard))
+
 def become(box, report, command, fds):
     "In the forked child: give up everything and become bubblewrap. Never returns."
     try:
         for d in box.cgroups: open(f'{d}/tasks', 'w').write('0')  # one thread: `cgroup.procs` would wait 15 ms for the others
+        lower(resource.RLIMIT_NOFILE, 1024, 4096); lower(resource.RLIMIT_CORE, 0, 0)
         argv = os.pread(command, os.fstat(command).st_size, 0).split(b'\0')[:-1]
         os.setgroups([]); os.setresgid(*[box.uid]*3); os.setresuid(*[box.uid]*3)
         high = [fcntl.fcntl(f, fcntl.F_DUPFD_CLOEXEC, 64) for f in fds]
@@ -267,7 +287,7 @@ def start(k, box, id, timeout, listen, fds):
     (info_r, info_w), (go_r, go_w), (st_r, st_w), (hear_r, hear_w) = os.pipe(), os.pipe(), os.pipe(), socket.socketpair()
     second = memfd(FILTER_INSIDE)
     run = NS(id=id, box=box, t=time.monotonic(), deadline=None, info=info_r, said=b'', go=go_w, status=st_r, hear=hear_r, notify=None, init=None, first=None, gone=False,
-             listen=listen, rc=None, cpu=0., sent=False, timed_out=False, stopped=False, oom=oom_kills(box))
+             listen=listen, links=iter(range(LINKS)), rc=None, cpu=0., sent=False, timed_out=False, stopped=False, oom=oom_kills(box))
     if timeout: run.deadline = run.t + timeout
     run.pid = os.fork()
     if not run.pid: become(box, hear_w, command, [*std, args, info_w, go_r, st_w, second])
@@ -336,7 +356,7 @@ def heard(k, run):
     "A fatal signal is being sent inside. To the program itself (process 2), its group, everybody, or we cannot tell whom?"
     p = select.poll(); p.register(run.notify, select.POLLIN)
     if not any(e & select.POLLIN for _, e in p.poll(0)): return unwatch(k, run.notify)  # nobody is left under the filter
-    if (got := hear(run.notify, lambda pid: process_of(run, pid))) and got[0] in (2, 0, -1, -2, None): run.sent = True
+    if (got := hear(run.notify, lambda pid: process_of(run, pid), run.links)) and got[0] in (2, 0, -1, -2, None): run.sent = True
 
 def process_of(run, pid):
     "The process (as seen inside) that a thread belongs to: kill(2) takes a thread's id as well. None if that can't be told."

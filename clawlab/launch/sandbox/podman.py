@@ -127,6 +127,11 @@ class Container:
         try: signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         except ProcessLookupError: pass
 
+    def cap_buffers(self, mb):
+        "Have what waits in its sockets charged to it; podman has no option for that, and version 2 always does it."
+        if mb and 'memory' in self.cgroups and os.path.exists(f := f'{self.cgroups["memory"]}/{keeper.BUFFERS}'):
+            with open(f, 'w') as f: f.write(str(mb << 18))
+
     async def end(self):
         "Let process 1 go, and return when nothing of the container runs any more."
         self.sock.close(); self.ear.close(); self.kill()
@@ -230,8 +235,10 @@ async def exec(self: Podman, argv, env=None, cwd=None, timeout=None, stdin=b'', 
     else: c = await self.launch(readonly_binds)
     (out, out_w), (err, err_w) = os.pipe(), os.pipe()
     fds, drains = [memfd(json.dumps(order).encode()), memfd(stdin), out_w, err_w], [Drain(out), Drain(err)]
+    for f in (out_w, err_w): os.fchown(f, self.uid, self.uid)  # /dev/stdout is its own
     self.running.add(c)
     try:
+        c.cap_buffers(self.limits.memory_mb)
         if self.listener is not None: await self.listener(socket.socket(fileno=c.ear.take()))
         c.ear.close()
         report, late, seconds = await self.attend(c, fds, timeout or self.limits.seconds)
