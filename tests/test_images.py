@@ -1,5 +1,5 @@
 """Container images of the harnesses: recipes without podman; with the images built (`make test-images`), what is inside and that it runs."""
-import asyncio, base64, contextlib, hashlib, http.server, json, os, struct, tarfile, threading, zlib
+import asyncio, base64, contextlib, hashlib, http.server, json, os, struct, subprocess, sys, tarfile, threading, zlib
 from dataclasses import replace
 from pathlib import Path
 import pytest
@@ -102,6 +102,13 @@ async def test_images_that_are_not_built_are_told_before_the_first_rollout(monke
     monkeypatch.setenv('CLAWLAB_SANDBOX_IMAGE', OWN); monkeypatch.setattr(images, 'find', lambda r: '/base:' in r)
     with pytest.raises(InputError, match='not on this machine: localhost/clawlab/react:1-.* .clawlab harness image react:forks,') as e: await run_rollouts([Job(TASK, 'react:forks')], proxy=None, store=None, backend='podman')
     assert '\n' not in str(e.value) and unbuilt('lab/tools:1', [load('react')]) == {}
+
+
+def test_a_harness_with_a_screen_does_not_start_without_one(tmp_path):
+    p = subprocess.run([sys.executable, '-I', ROOT/'harnesses/screen/screen.py', '/bin/echo', 'started'], env={'PATH': str(tmp_path)}, capture_output=True, text=True)
+    assert (p.returncode, p.stdout) == (1, '') and 'Xvfb' in p.stderr and p.stderr.count('\n') == 1
+    argv = load('claude-code:screen').spec.run.argv
+    assert argv[argv.index('/opt/screen/screen.py') + 1] == '{dir}/claude'
 
 
 # built images
@@ -350,7 +357,7 @@ async def test_claude_code_sees_clicks_and_types(tmp_path, monkeypatch):
     def sh(command): return use('Bash', command=command)
     def see(name, **args): return use(f'mcp__screen__{name}', **args)
     script = [see('open', url='file:///workspace/page.html'), sh('./look.py 30 90 200'), see('screenshot'), see('click', x=280, y=230), sh('./look.py 0 160 60'), see('screenshot'),
-              see('type', text='Hello\n'), sh("until DISPLAY=:99 xdotool search --name '^entered' getwindowname > title.txt; do sleep .1; done; ./look.py 255 160 0; cat title.txt"), see('screenshot'), dict(text='Done.')]
+              see('type', text='Hello\n'), sh("until xdotool search --name '^entered' getwindowname > title.txt; do sleep .1; done; ./look.py 255 160 0; cat title.txt"), see('screenshot'), dict(text='Done.')]
     (r,), store = await play(tmp_path, [Job(SCREEN, 'claude-code:screen', group='g')], ScriptEngine(script))
     assert (r.outcome, r.reward, len(r.calls)) == ('ok', 1.0, len(script)) and not any(c.quarantine for c in r.calls), r.meta
     seen = [base64.b64decode(b['source']['data']) for m in json.loads(store.body(r.calls[-1].call_id))['messages'] if isinstance(m['content'], list)

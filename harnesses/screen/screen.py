@@ -1,7 +1,11 @@
 #!/usr/bin/python3
 """The screen of this container for a model: an MCP server on stdin and stdout (JSON-RPC, one message a line), standard library only.
-The display starts with the first server and stays until the container ends, so a second server (a restarted harness, a grader) sees the same screen."""
-import base64, fcntl, json, os, re, socket, struct, subprocess, sys, zlib
+The display starts with the first server and stays until the container ends, so a second server (a restarted harness, a grader) sees the same screen.
+
+    screen.py             the server
+    screen.py PROGRAM...  start the display, then become this program, which has DISPLAY set: a harness that starts servers of its own.
+                          Without a display it doesn't start, where it would only go on without those tools."""
+import base64, fcntl, json, os, re, shutil, socket, struct, subprocess, sys, zlib
 
 DISPLAY, BUFFER = os.environ.setdefault('DISPLAY', ':99'), '/tmp/screen'   # set for our children: a sandbox has an environment of its own
 WIDTH, HEIGHT = map(int, os.environ.get('SCREEN_SIZE', '1280x800').split('x'))
@@ -17,6 +21,7 @@ def running():
 
 def start():
     "X, whose frame buffer is a file that we read, and a window manager; once per container."
+    if missing := [p for p in ('Xvfb', 'openbox', 'xdotool', 'chromium') if not shutil.which(p)]: sys.exit(f'screen: {", ".join(missing)} missing: use the image, or install the Debian packages')
     os.makedirs(BUFFER, exist_ok=True)
     with open(f'{BUFFER}/lock', 'w') as f:
         fcntl.flock(f, fcntl.LOCK_EX)
@@ -118,6 +123,7 @@ def answer(m):
 
 def main():
     start()
+    if program := sys.argv[1:]: os.execvp(program[0], program)
     for line in sys.stdin.buffer:
         if not line.strip(): continue
         out = {'jsonrpc': '2.0', 'id': None}
