@@ -228,8 +228,8 @@ async def request(self: Kubernetes, head: dict, body=()) -> tuple[dict, list[byt
         try: return await self.attempt(head, body)
         except aiohttp.WSServerHandshakeError as e:
             if e.status in (401, 403): raise InputError(f'cannot exec into pods of {c.place.namespace} ({e.status}): the role needs get and create of pods/exec') from None
+            why = e
         except AWAY as e: why = e
-        else: why = ''
         await asyncio.sleep(pause); pause = min(2*pause, 5)
         if self.pod is None: continue
         if self.ending.done(): raise Ended(f := self.ending.result(), await explain(c, pod, f))
