@@ -125,7 +125,10 @@ async def create(c: Controller, body: dict):
     name, end = body['metadata']['name'], time.monotonic() + START_S
     c.watch.add(name)
     while True:
-        try: c.watch.see(name, await c.api.call('POST', '/pods', body=body)); return
+        try:
+            pod = await c.api.call('POST', '/pods', body=body)
+            if name not in c.watch.pods: c.watch.see(name, pod)  # the watch may have been quicker, and knows more
+            return
         except ApiError as e:
             if e.status == 409 and 'already exists' in str(e): return  # an earlier try got through
             if e.status == 403 and 'exceeded quota' in str(e):
