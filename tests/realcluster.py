@@ -1,5 +1,5 @@
 """The clusters of `tests/cluster`: a real node, and one that a test plays."""
-import contextlib, os, subprocess
+import asyncio, contextlib, os, subprocess
 from pathlib import Path
 import pytest, yaml
 from clawlab.launch.sandbox import pods
@@ -43,3 +43,12 @@ async def prepare():
     for doc in documents():
         try: await rest('POST', PATHS[doc['kind']].format(ns=doc['metadata'].get('namespace')), doc, '', [('dryRun', 'All')] * (doc['kind'] in ('Job', 'StatefulSet')))
         except pods.ApiError as e: assert e.status == 409, e
+
+async def restart_api(away=0.):
+    "`kill -9` of the API server; the same again after `away` seconds."
+    home = Path(os.environ['KUBECONFIG']).parent
+    pid = int((home/'kube-apiserver.pid').read_text().split()[0])
+    argv = [a.decode() for a in Path(f'/proc/{pid}/cmdline').read_bytes().split(b'\0')[:-1]]
+    os.kill(pid, 9); await asyncio.sleep(away)
+    p = subprocess.Popen(argv, start_new_session=True, stdin=subprocess.DEVNULL, stdout=(home/'log/kube-apiserver.log').open('a'), stderr=subprocess.STDOUT)
+    (home/'kube-apiserver.pid').write_text(f'{p.pid} {pods.birth(p.pid)}\n')

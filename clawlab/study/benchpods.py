@@ -38,7 +38,7 @@ async def executed(q: web.Request) -> web.WebSocketResponse:
     t = asyncio.create_task(speak())
     async for m in ws:
         if m.type == aiohttp.WSMsgType.BINARY: r.feed_data(m.data[1:])
-    r.feed_eof(); await t
+    t.cancel()
     return ws
 
 # %% ../../nbs/46h_study.benchpods.ipynb #849c617f
