@@ -109,7 +109,7 @@ test-podman: harnesses
 CLUSTER := $(or $(CLAWLAB_CLUSTER_HOME),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/clawlab-cluster)/bin/pause.tar
 test-cluster: harnesses
 	@[ -e $(CLUSTER) ] || { echo "clawlab: the test cluster is not built here; ten minutes, once: tests/cluster/cluster build" >&2; exit 1; }
-	@trap 'tests/cluster/cluster down' EXIT; $(BIN)/python -m pytest tests/test_kubernetes.py -m cluster
+	@trap 'tests/cluster/cluster down' EXIT; $(BIN)/python -m pytest tests/test_kubernetes.py tests/test_fakenode.py -m cluster
 
 check: lint sync
 

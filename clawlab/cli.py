@@ -316,11 +316,12 @@ async def _conform(names: list[str], suite: str, backend: str) -> list[dict]:
     from clawlab.capture.engines.oracle import OracleEngine
     from clawlab.launch.harness import load
     from clawlab.launch.rollouts import Job, run_rollouts
+    from clawlab.launch.sandbox.kubernetes import serves
     from clawlab.launch.tasks import load_suite
     from clawlab.learn.tree import build_tree
     tasks = load_suite(suite); task = max(tasks.values(), key=lambda t: (len(t.steps), t.task_id)); hs = [load(n) for n in names]
     with tempfile.TemporaryDirectory() as tmp:
-        async with laboratory(OracleEngine(tasks), f'{tmp}/calls.db') as (proxy, st):
+        async with laboratory(OracleEngine(tasks), f'{tmp}/calls.db', *serves(backend)) as (proxy, st):
             rs = await run_rollouts([Job(task, h.name, group='check') for h in hs], proxy=proxy, store=st, backend=backend)
     rows = []
     for h, r in zip(hs, rs):

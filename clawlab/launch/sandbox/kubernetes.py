@@ -125,7 +125,10 @@ async def create(c: Controller, body: dict):
     name, end = body['metadata']['name'], time.monotonic() + START_S
     c.watch.add(name)
     while True:
-        try: c.watch.see(name, await c.api.call('POST', '/pods', body=body)); return
+        try:
+            pod = await c.api.call('POST', '/pods', body=body)
+            if name not in c.watch.pods: c.watch.see(name, pod)  # the watch may have been quicker, and knows more
+            return
         except ApiError as e:
             if e.status == 409 and 'already exists' in str(e): return  # an earlier try got through
             if e.status == 403 and 'exceeded quota' in str(e):
@@ -226,8 +229,8 @@ async def request(self: Kubernetes, head: dict, body=()) -> tuple[dict, list[byt
         try: return await self.attempt(head, body)
         except aiohttp.WSServerHandshakeError as e:
             if e.status in (401, 403): raise InputError(f'cannot exec into pods of {c.place.namespace} ({e.status}): the role needs get and create of pods/exec') from None
+            why = e
         except AWAY as e: why = e
-        else: why = ''
         await asyncio.sleep(pause); pause = min(2*pause, 5)
         if self.pod is None: continue
         if self.ending.done(): raise Ended(f := self.ending.result(), await explain(c, pod, f))

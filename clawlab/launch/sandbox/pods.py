@@ -169,7 +169,7 @@ class Api:
 
     async def signed(self, method, path, query=()) -> tuple[str, dict]:
         "Address and headers of a request."
-        p = self.api.param_serialize(method, self.at + path, query_params=list(query), header_params={'Accept': 'application/json'}, auth_settings=['BearerToken'])
+        p = self.api.param_serialize(method, self.at + path, query_params=list(query), header_params={'Accept': '*/*' if path.endswith('/exec') else 'application/json'}, auth_settings=['BearerToken'])
         _, url, headers, *_ = (await p) if asyncio.iscoroutine(p) else p
         return url, headers
 
