@@ -88,7 +88,7 @@ def rollout(tasks: Annotated[str, typer.Option(help='A task suite: a folder, or 
             n: Annotated[int, whole(least=1, help='Number of tasks')] = 1,
             samples: Annotated[int, whole(least=1, help='Rollouts per task and harness')] = 1,
             split: Annotated[str, typer.Option(help='train | validation | test')] = 'test',
-            sandbox: Annotated[str, typer.Option(help='bwrap | kubernetes | process (no isolation)')] = '',
+            sandbox: Annotated[str, typer.Option(help='bwrap | podman | kubernetes | process (no isolation)')] = '',
             concurrency: Annotated[int, whole(help='Sandboxes at a time; 0: the laboratory\'s setting')] = 0,
             temperature: Heat = 1.0, max_tokens: Most = 256,
             seed: Seed = 0, group: Annotated[str, typer.Option(help='Name of this set; the same name again resumes it')] = 'cli',
@@ -238,7 +238,7 @@ def store_gc(store: Annotated[str, typer.Argument(help='sqlite:///FILE, FILE or 
 @tasks_app.command('check')
 def tasks_check(suite: Annotated[str, typer.Argument(metavar='DIR', help='A task suite: a folder, or a name in experiments/tasks')],
                 split: Annotated[Optional[str], typer.Option(help='Only this split')] = None, n: Annotated[Optional[int], whole(least=1, help='Only so many, balanced over families')] = None,
-                sandbox: Annotated[str, typer.Option(help='bwrap | kubernetes | process (no isolation)')] = ''):
+                sandbox: Annotated[str, typer.Option(help='bwrap | podman | kubernetes | process (no isolation)')] = ''):
     "Prove that every verifier fails on the untouched and on the empty workspace and passes on the solution."
     from clawlab.launch.grading import check_suite
     from clawlab.launch.sandbox.base import probe
@@ -304,7 +304,7 @@ def harness_image(names: Annotated[list[str], typer.Argument(help='Harnesses (a 
 # %% ../nbs/90_cli.ipynb #caa092eb
 @harness_app.command('check')
 def harness_check(names: Annotated[list[str], typer.Argument(help='Names, or `all`')], suite: Annotated[str, typer.Option(help='Task suite')] = 'nano',
-                  sandbox: Annotated[str, typer.Option(help='bwrap | kubernetes | process (no isolation)')] = ''):
+                  sandbox: Annotated[str, typer.Option(help='bwrap | podman | kubernetes | process (no isolation)')] = ''):
     "Play one task of several steps through a harness and compare the captured tree with its `[expect]`."
     rows = asyncio.run(_conform(known_harnesses() if names == ['all'] else names, suite, sandbox or setting('sandbox', 'backend')))
     for r in rows: say(f"{r['harness']:18} {'conforms' if r['ok'] else 'DIFFERS: ' + '; '.join(r['problems'])}")

@@ -74,7 +74,7 @@ Suite, Harness = Annotated[str, typer.Option('--tasks', help='A task suite: a fo
 Steps, Rank = Annotated[int, whole('--steps', least=1)], Annotated[int, whole('--lora', help='LoRA of this rank; 0: all weights')]
 Lr, Dtype = Annotated[float, real('--lr')], Annotated[str, typer.Option('--dtype', help='float32 | bfloat16 (with float32 masters)')]
 Budget, Track = Annotated[int, whole('--token-budget', least=1, most=10**9, help='Tokens computed at once: bounds memory, not the result')], Annotated[bool, typer.Option('--wandb', help='Repeat the log in Weights & Biases, offline unless WANDB_MODE says otherwise')]
-Sandbox, Many = Annotated[str, typer.Option('--sandbox', help='bwrap | process (no isolation)')], Annotated[int, whole('--concurrency', help="Sandboxes at a time; 0: the laboratory's setting")]
+Sandbox, Many = Annotated[str, typer.Option('--sandbox', help='bwrap | podman | kubernetes | process (no isolation)')], Annotated[int, whole('--concurrency', help="Sandboxes at a time; 0: the laboratory's setting")]
 Heat, Most = Annotated[float, real('--temperature', most=100)], Annotated[int, whole('--max-tokens', least=1, help='Of one model reply')]
 Seconds, Seed = Annotated[float, real('--seconds', help="Deadline of one harness run; 0: the laboratory's setting")], Annotated[int, whole('--seed', most=2**31 - 1)]
 
