@@ -4,10 +4,10 @@
 
 # %% ../../nbs/23_launch.grading.ipynb #c1bc705b
 from __future__ import annotations
-import asyncio, json, secrets, shlex, sys
+import asyncio, json, secrets, shlex
 from dataclasses import dataclass, field
-from tqdm import tqdm
 from ..records import GraderError, SandboxError, Task
+from .progress import Progress
 from .sandbox.base import Limits, make_sandbox
 
 # %% auto #0
@@ -162,11 +162,10 @@ async def check(task: Task, backend: str) -> list[str]:
 async def check_suite(tasks, # of `Task`
                       backend: str, *, concurrency: int = 2, progress: bool = True, batch: int = 12) -> dict[str, list[str]]:
     "task_id -> problems, for the tasks that have any."
-    gate, bar = asyncio.Semaphore(concurrency), tqdm(total=len(tasks := list(tasks)), desc='tasks', unit='task', file=sys.stderr, disable=not progress)
-    async def some(ts):
+    gate, tasks = asyncio.Semaphore(concurrency), list(tasks)
+    async def some(ts, shown):
         async with gate: found = await _check(ts, backend)
-        bar.update(len(ts))
+        shown.add(done=len(ts))
         return {t.task_id: p for t, p in zip(ts, found) if p}
-    try: parts = await asyncio.gather(*(some(tasks[i:i+batch]) for i in range(0, len(tasks), batch)))
-    finally: bar.close()
+    with Progress(len(tasks), 'tasks', 'task', progress) as shown: parts = await asyncio.gather(*(some(tasks[i:i+batch], shown) for i in range(0, len(tasks), batch)))
     return {k: v for p in parts for k, v in p.items()}
