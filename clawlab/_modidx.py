@@ -1570,6 +1570,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'clawlab/launch/sandbox/podman.py'),
                                                'clawlab.launch.sandbox.podman.remove': ( 'launch.sandbox.podman.html#remove',
                                                                                          'clawlab/launch/sandbox/podman.py'),
+                                               'clawlab.launch.sandbox.podman.removed': ( 'launch.sandbox.podman.html#removed',
+                                                                                          'clawlab/launch/sandbox/podman.py'),
                                                'clawlab.launch.sandbox.podman.run_args': ( 'launch.sandbox.podman.html#run_args',
                                                                                            'clawlab/launch/sandbox/podman.py'),
                                                'clawlab.launch.sandbox.podman.stop': ( 'launch.sandbox.podman.html#stop',
