@@ -1009,6 +1009,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                              'clawlab.cli.tasks_check': ('cli.html#tasks_check', 'clawlab/cli.py'),
                              'clawlab.cli.tree': ('cli.html#tree', 'clawlab/cli.py')},
             'clawlab.launch.grading': { 'clawlab.launch.grading.Score': ('launch.grading.html#score', 'clawlab/launch/grading.py'),
+                                        'clawlab.launch.grading.Starved': ('launch.grading.html#starved', 'clawlab/launch/grading.py'),
                                         'clawlab.launch.grading._answer': ('launch.grading.html#_answer', 'clawlab/launch/grading.py'),
                                         'clawlab.launch.grading._check': ('launch.grading.html#_check', 'clawlab/launch/grading.py'),
                                         'clawlab.launch.grading._fit': ('launch.grading.html#_fit', 'clawlab/launch/grading.py'),

@@ -11,7 +11,7 @@ from .progress import Progress
 from .sandbox.base import Limits, make_sandbox
 
 # %% auto #0
-__all__ = ['GRADER', 'PYTHON', 'ROOM', 'PASS', 'Score', 'grade', 'play', 'check', 'check_suite']
+__all__ = ['GRADER', 'PYTHON', 'ROOM', 'PASS', 'Score', 'Starved', 'grade', 'play', 'check', 'check_suite']
 
 # %% ../../nbs/23_launch.grading.ipynb #8d939ab4
 GRADER = r'''
@@ -81,9 +81,11 @@ def _question(cases: list[tuple[Task, dict]], nonce: str) -> bytes:
     asked = [dict(verifier=t.verifier, expect=t.expect, files=[(p, len(c)) for p, c in fs.items()], cut=n) for (t, _), (fs, n) in zip(cases, fitted)]
     return json.dumps(dict(cases=asked, nonce=nonce)).encode() + b'\n' + b''.join(c for fs in files for c in fs.values())
 
+class Starved(GraderError): "A verifier that hardly got a processor until its deadline: the machine was busy."
+
 def _answer(ex, nonce: str, seconds: float) -> list[Score]:
     "The scores in what came back; `GraderError` if they aren't there."
-    if ex.timed_out: raise GraderError(f'the verifier took more than {seconds:g} s')
+    if ex.timed_out: raise (Starved if ex.cpu < seconds/4 else GraderError)(f'the verifier took more than {seconds:g} s ({ex.cpu:.2g} s of a processor)')
     ours = [l[len(nonce):] for l in ex.stdout.decode('utf8', 'replace').splitlines() if l.startswith(nonce)]
     if len(ours) != 1: raise GraderError(f'the verifier died: code {ex.code}, signal {ex.signal}{", out of memory" if ex.oom else ""}: {ex.stderr[-300:].decode("utf8", "replace")}')
     return [Score(a.get('score'), a.get('detail', {}) | ({'left_out': a['left_out']} if a['left_out'] else {}), a.get('error', '')) for a in json.loads(ours[0])]
@@ -99,10 +101,11 @@ async def _grade(cases: list[tuple[Task, dict]], backend: str, seconds=20) -> li
 async def grade(task: Task,
                 files: dict[str, bytes | str], # path in the workspace -> content, as the agent left them
                 *, backend: str) -> Score:
-    "The verifier's score of one workspace, from a sandbox of its own. A sandbox that is lost is tried once more."
-    for last in (False, True):
-        try: return (await _grade([(task, files)], backend))[0]
-        except GraderError as e: return Score(None, error=str(e))
+    "The verifier's score of one workspace, from a sandbox of its own. What a lost sandbox or a busy machine spoilt is tried once more."
+    for last, seconds in ((False, 20), (True, 120)):
+        try: return (await _grade([(task, files)], backend, seconds))[0]
+        except GraderError as e:
+            if last or not isinstance(e, Starved): return Score(None, error=str(e))
         except SandboxError as e:
             if last: return Score(None, error=f'no sandbox for the verifier: {e}')
 
