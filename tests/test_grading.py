@@ -5,7 +5,7 @@ import pytest
 from clawlab.records import Task
 from clawlab.launch import grading
 from clawlab.launch.grading import Score, check, check_suite, grade
-from clawlab.launch.sandbox.base import Limits, make_sandbox, probe
+from clawlab.launch.sandbox.base import Exec, Limits, make_sandbox, probe
 from clawlab.launch.tasks import load_suite, select
 from attacks import ANSWER, CHEATS, HONEST
 
@@ -99,6 +99,17 @@ async def test_a_large_file_is_there_and_wrong():
     gone = next(p for p in t.files if p not in t.expect['goal'])
     big, done = b'x'*(20 << 20), {p: c for p, c in t.files.items() if p != gone}
     assert [(await grade(t, f, backend='bwrap')).score for f in (done, {**done, gone: big}, {**done, 'x'*200 + '/y'*500: b''})] == [1, 0, 1]
+
+@pytest.mark.parametrize('cpu, tries', [(.5, 2), (19., 1)])
+async def test_a_verifier_that_got_no_processor_is_given_more_time_and_one_that_hangs_is_not(monkeypatch, cpu, tries):
+    seen = []
+    class Box:
+        async def __aenter__(self): return self
+        async def __aexit__(self, *_): pass
+        async def exec(self, argv, timeout, stdin): seen.append(timeout); return Exec(None, 9, b'', b'', timed_out=True, cpu=cpu)
+    monkeypatch.setattr(grading, 'make_sandbox', lambda *a, **kw: Box())
+    s = await grade(task(says('return 1')), {}, backend='bwrap')
+    assert s.score is None and seen == [20, 120][:tries] and f'more than {seen[-1]} s' in s.error
 
 async def test_a_lost_sandbox_is_tried_once_more(monkeypatch):
     from clawlab.records import SandboxError

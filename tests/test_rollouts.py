@@ -67,7 +67,7 @@ def lab(monkeypatch):
     async def grade(task, files, *, backend): lab.graded.append(task.task_id); return lab.score(task, files)
     async def fine(backend): return ''
     for k, v in dict(load=harness, probe=fine, grade=grade, make_sandbox=lambda backend, limits, binds, listener, name: FakeBox(lab, limits, name)).items(): monkeypatch.setattr(rollouts, k, v)
-    lab.run = lambda jobs, **kw: run_rollouts(jobs, proxy=lab.proxy, store=lab.store, backend='fake', limits=LIMITS, progress=False, **kw)
+    lab.run = lambda jobs, **kw: run_rollouts(jobs, proxy=lab.proxy, store=lab.store, backend='fake', limits=LIMITS, **{'progress': False, **kw})
     return lab
 
 def jobs(n=3, **kw): return [Job(TASKS['test-copy-1-0'], 'h', k, **{'group': 'g', 'checkpoint': 'c', 'seed': 1, **kw}) for k in range(n)]
@@ -144,6 +144,11 @@ async def test_resume_plays_only_what_is_missing(lab):
     assert [s for s, _ in lab.started] == [2, 3] and [r.rollout_id for r in both[:2]] == [r.rollout_id for r in first] and all(r.calls for r in both)
     await lab.run(jobs(4, group='other'))
     assert len(lab.started) == 6
+
+async def test_calls_stay_in_the_store_where_nobody_needs_them(lab):
+    rs = await lab.run(jobs(3), calls=False)
+    assert [r.calls for r in rs] == [()]*3 and all(lab.store.rollout(r.rollout_id).calls for r in rs) and [r.reward for r in rs] == [.5]*3
+    assert [len(r.calls) for r in await lab.run(jobs(3))] == [1]*3   # on record, read back
 
 async def test_reruns_are_counted_and_interruptions_are_not(lab):
     for k in range(5): lab.store.put_rollout(rollouts.rollout_of(jobs(1)[0], k))   # launchers that were killed

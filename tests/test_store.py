@@ -488,6 +488,15 @@ def test_sessions_are_kept(store):
     store.put_session('s1', None, 'r', True)
     assert store.session('s1')['revoked'] and store.session(key_hash='hash') is None and store.session('zz') is store.session('s1\0') is None
 
+def test_a_settled_session_leaves_no_calls_in_memory(store):
+    for r in 'ab':
+        for c, body in chain(4, r): store.put_call(c, body).result()
+    held = store.runs._held
+    store.put_session('s', None, 'a', True)
+    assert {k.call.rollout_id for k in store.runs.recent.values()} == {'b'} and 0 < store.runs._held < held
+    *_, (c, body) = chain(5, 'a'); store.put_call(c, body).result()   # a straggler: its base is read again
+    same(store.call(c.call_id), c); assert store.verify()['ok']
+
 def test_what_the_proxy_asks_for_is_looked_up_never_searched(store, monkeypatch):
     "A key, a session, the calls of a rollout, a call: each costs the same in a small store and in a large one."
     fill(store, 3); store.put_rollout(Rollout('r', 't', 'h', group='g')); store.put_session('s1', 'hash', 'r')

@@ -18,8 +18,8 @@ from ..records import CALL_ROLES, DELIVERED, Call, DataError, InputError
 log = logging.getLogger('clawlab.store')
 
 # %% auto #0
-__all__ = ['log', 'RUN', 'BUILD', 'Kind', 'Run', 'Kept', 'Runs', 'write', 'frame', 'copies', 'renew', 'letters', 'sealed',
-           'unsealed', 'decoded', 'rooms', 'share', 'load']
+__all__ = ['log', 'RUN', 'BUILD', 'Kind', 'Run', 'Kept', 'Runs', 'write', 'settle', 'frame', 'copies', 'renew', 'letters',
+           'sealed', 'unsealed', 'decoded', 'rooms', 'share', 'load']
 
 # %% ../../nbs/13b_capture.runs.ipynb #0311f67d
 RUN = 15               # calls in a run
@@ -112,6 +112,11 @@ def _keep(self, call, body, row, run, base, full, x, most=128 << 20):
     self._remember(Kept(k, body, row, run, b and b.call_id))
     if base and (old := self.recent.pop(base.before, None)): self._held -= old.bytes
     while self._held > most and len(self.recent) > 1: self._held -= self.recent.popitem(last=False)[1].bytes
+
+@_patch(Runs)
+def settle(self, rollout_id):
+    "A rollout that gets no more calls needs no memory; a thousand of them would fill it."
+    for i in [i for i, k in self.recent.items() if k.call.rollout_id == rollout_id]: self._held -= self.recent.pop(i).bytes
 
 @_patch(Runs)
 def _remember(self, kept): self.recent[kept.call.call_id] = kept; self._held += kept.bytes

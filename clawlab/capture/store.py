@@ -279,7 +279,10 @@ def put_session(self, session_id: str, key_hash: str | None, rollout_id: str, re
     "Insert or replace a session; `data` is what the proxy needs to rebuild it. Returns when it is durable."
     row = (session_id, key_hash, rollout_id, int(revoked), json.dumps(json.loads(to_json(data))))
     sql = 'insert into sessions values(?,?,?,?,?) on conflict(session_id) do update set key_hash=excluded.key_hash, rollout_id=excluded.rollout_id, revoked=excluded.revoked, data=excluded.data'
-    fut = self.writer.submit(lambda db: db.execute(sql, row) and None)
+    def write(db):
+        db.execute(sql, row)
+        if revoked: self.runs.settle(rollout_id)
+    fut = self.writer.submit(write)
     fut.result()
     return fut
 

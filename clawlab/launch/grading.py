@@ -4,15 +4,15 @@
 
 # %% ../../nbs/23_launch.grading.ipynb #c1bc705b
 from __future__ import annotations
-import asyncio, json, secrets, shlex, sys
+import asyncio, json, secrets, shlex
 from dataclasses import dataclass, field
-from tqdm import tqdm
 from ..records import GraderError, SandboxError, Task
+from .progress import Progress
 from .sandbox.base import Limits, make_sandbox
 from .sandbox.keeper import FATAL
 
 # %% auto #0
-__all__ = ['GRADER', 'PYTHON', 'ROOM', 'PASS', 'Score', 'grade', 'play', 'check', 'check_suite']
+__all__ = ['GRADER', 'PYTHON', 'ROOM', 'PASS', 'Score', 'Starved', 'grade', 'play', 'check', 'check_suite']
 
 # %% ../../nbs/23_launch.grading.ipynb #8d939ab4
 GRADER = r'''
@@ -82,10 +82,12 @@ def _question(cases: list[tuple[Task, dict]], nonce: str) -> bytes:
     asked = [dict(verifier=t.verifier, expect=t.expect, files=[(p, len(c)) for p, c in fs.items()], cut=n) for (t, _), (fs, n) in zip(cases, fitted)]
     return json.dumps(dict(cases=asked, nonce=nonce)).encode() + b'\n' + b''.join(c for fs in files for c in fs.values())
 
+class Starved(GraderError): "A verifier that hardly got a processor until its deadline: the machine was busy."
+
 def _answer(ex, nonce: str, seconds: float, blame=False) -> list[Score]:
     "The scores in what came back; `GraderError` if they aren't there. With `blame`, a verifier that was ended from inside, that is by a program it ran, is a score of 0."
     if blame and ex.killed == 'inside' and ex.signal in FATAL: return [Score(0., {'ended_by': ex.signal})]
-    if ex.timed_out: raise GraderError(f'the verifier took more than {seconds:g} s')
+    if ex.timed_out: raise (Starved if ex.cpu < seconds/4 else GraderError)(f'the verifier took more than {seconds:g} s ({ex.cpu:.2g} s of a processor)')
     ours = [l[len(nonce):] for l in ex.stdout.decode('utf8', 'replace').splitlines() if l.startswith(nonce)]
     if len(ours) != 1: raise GraderError(f'the verifier died: code {ex.code}, signal {ex.signal}{", out of memory" if ex.oom else ""}: {ex.stderr[-300:].decode("utf8", "replace")}')
     return [Score(a.get('score'), a.get('detail', {}) | ({'left_out': a['left_out']} if a['left_out'] else {}), a.get('error', '')) for a in json.loads(ours[0])]
@@ -101,10 +103,11 @@ async def _grade(cases: list[tuple[Task, dict]], backend: str, seconds=20, blame
 async def grade(task: Task,
                 files: dict[str, bytes | str], # path in the workspace -> content, as the agent left them
                 *, backend: str) -> Score:
-    "The verifier's score of one workspace, from a sandbox of its own. A sandbox that is lost is tried once more."
-    for last in (False, True):
-        try: return (await _grade([(task, files)], backend, blame=backend != 'process'))[0]  # there, nobody knows who sent a signal
-        except GraderError as e: return Score(None, error=str(e))
+    "The verifier's score of one workspace, from a sandbox of its own. What a lost sandbox or a busy machine spoilt is tried once more."
+    for last, seconds in ((False, 20), (True, 120)):
+        try: return (await _grade([(task, files)], backend, seconds, blame=backend != 'process'))[0]  # there, nobody knows who sent a signal
+        except GraderError as e:
+            if last or not isinstance(e, Starved): return Score(None, error=str(e))
         except SandboxError as e:
             if last: return Score(None, error=f'no sandbox for the verifier: {e}')
 
@@ -164,11 +167,10 @@ async def check(task: Task, backend: str) -> list[str]:
 async def check_suite(tasks, # of `Task`
                       backend: str, *, concurrency: int = 2, progress: bool = True, batch: int = 12) -> dict[str, list[str]]:
     "task_id -> problems, for the tasks that have any."
-    gate, bar = asyncio.Semaphore(concurrency), tqdm(total=len(tasks := list(tasks)), desc='tasks', unit='task', file=sys.stderr, disable=not progress)
-    async def some(ts):
+    gate, tasks = asyncio.Semaphore(concurrency), list(tasks)
+    async def some(ts, shown):
         async with gate: found = await _check(ts, backend)
-        bar.update(len(ts))
+        shown.add(done=len(ts))
         return {t.task_id: p for t, p in zip(ts, found) if p}
-    try: parts = await asyncio.gather(*(some(tasks[i:i+batch]) for i in range(0, len(tasks), batch)))
-    finally: bar.close()
+    with Progress(len(tasks), 'tasks', 'task', progress) as shown: parts = await asyncio.gather(*(some(tasks[i:i+batch], shown) for i in range(0, len(tasks), batch)))
     return {k: v for p in parts for k, v in p.items()}

@@ -4,16 +4,16 @@
 
 # %% ../../nbs/24_launch.rollouts.ipynb #dd779366
 from __future__ import annotations
-import asyncio, hashlib, json, sys, time
+import asyncio, hashlib, json, time
 from collections import Counter
 from dataclasses import dataclass, fields, replace
-from tqdm import tqdm
 from ..records import InputError, Outcome, Rollout, SandboxError, Task, UNREWARDED, setting
 from ..capture.engines.base import Sampling
 from .harness import load
 from .images import unbuilt
 from .sandbox.base import Exec, Limits, make_sandbox, probe
 from .grading import grade
+from .progress import Progress
 
 # %% auto #0
 __all__ = ['START_S', 'RERUNS', 'Job', 'rollout_of', 'outcome_of', 'run_harness', 'tally', 'run_rollouts']
@@ -141,9 +141,10 @@ async def _past(store, proxy, jobs) -> dict[tuple, list[Rollout]]:
 
 def _failures(past) -> int: return sum(r.outcome == 'infra_fail' and r.dropped_reason != 'interrupted' for r in past)
 
-async def _play(job, past, harness, *, store, **kw) -> Rollout:
+async def _play(job, past, harness, *, store, shown, **kw) -> Rollout:
     "The job's last attempt: from the store where it is settled, else played until it isn't the infrastructure that fails."
     while not past or past[-1].outcome == 'infra_fail' and _failures(past) <= RERUNS:
+        if _failures(past): shown.add(reruns=1)
         past = [*past, await _attempt(job, past[-1].attempt+1 if past else 0, harness, store=store, **kw)]
         if past[-1].outcome != 'infra_fail': return past[-1]
     return store.rollout(past[-1].rollout_id)
@@ -159,9 +160,13 @@ async def _ready(jobs: list[Job], backend: str) -> dict:
     if jobs and (why := await probe(backend)): raise InputError(f'sandbox {backend}: {why}')
     return harnesses
 
-async def _room(proxy):
+async def _room(proxy, shown):
     "Back-pressure: waits while a whole batch of calls stands in line at the engine. One more sandbox would only wait there and run into its deadline."
-    while proxy.turnstile.crowded: await asyncio.sleep(.1)
+    if not proxy.turnstile.crowded: return
+    shown.add(held=1)
+    try:
+        while proxy.turnstile.crowded: await asyncio.sleep(.1)
+    finally: shown.add(held=-1)
 
 def tally(rollouts) -> dict:
     "How many, the mean reward of those that have one, the share without one, and the outcomes."
@@ -175,25 +180,30 @@ async def run_rollouts(jobs, # iterable of `Job`
                        backend: str = 'bwrap',      # sandbox
                        concurrency: int = 4,        # sandboxes at a time
                        limits: Limits | None = None, # of each sandbox; default: the laboratory's
-                       progress: bool = True        # bar on stderr
+                       calls: bool = True,          # False: leave the calls of what is played in the store, for runs whose calls nobody needs in memory
+                       progress: bool = True        # on the line at stderr that all runs share
                       ) -> list[Rollout]: # in the order of the jobs, with their calls
     "Plays all jobs that aren't on record yet and returns all of them, graded."
     harnesses, done = await _ready(jobs := list(jobs), backend), {}
     past, todo = await _past(store, proxy, jobs), iter(jobs)
-    bar = tqdm(total=len(jobs), desc=jobs[0].tag or 'rollouts' if jobs else 'rollouts', unit='run', file=sys.stderr, disable=not progress)
-    async def worker():
+    async def worker(shown):
         for j in todo: # one iterator for all workers
-            await _room(proxy)
-            done[j.key] = await _play(j, past[j.key], harnesses[j.harness], proxy=proxy, store=store, backend=backend, limits=limits or Limits.default())
-            t = tally(done.values())
-            bar.set_postfix(reward=t['reward'], **{k: v for k, v in t['outcomes'].items() if k != 'ok'}, refresh=False); bar.update()
-    workers = [asyncio.create_task(worker()) for _ in range(min(concurrency, len(jobs)))]
+            await _room(proxy, shown)
+            shown.add(running=1)
+            try: r = await _play(j, past.pop(j.key), harnesses[j.harness], proxy=proxy, store=store, backend=backend, limits=limits or Limits.default(), shown=shown)
+            finally: shown.add(running=-1)
+            done[j.key] = r if calls else replace(r, calls=())
+            shown.add(done=1, failed=r.outcome in UNREWARDED, rewarded=r.reward is not None, reward=r.reward or 0.)
+    with Progress(len(jobs), jobs[0].tag or 'rollouts' if jobs else 'rollouts', show=progress and bool(jobs)) as shown: await _all(worker(shown) for _ in range(min(concurrency, len(jobs))))
+    return [done[j.key] for j in jobs]
+
+async def _all(workers):
+    "Runs them to their end; the first failure, or an interrupt, ends all."
+    workers = [asyncio.create_task(w) for w in workers]
     try:
         if workers: await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
     finally: # once: a second cancellation would interrupt the cleaning up
         for w in workers: w.cancel()
         ends = await asyncio.gather(*workers, return_exceptions=True)
-        bar.close()
     for e in ends:
         if isinstance(e, BaseException) and not isinstance(e, asyncio.CancelledError): raise e
-    return [done[j.key] for j in jobs]

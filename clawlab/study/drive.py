@@ -89,7 +89,7 @@ class Yard:
         st = Store.open(str(store)); proxy = Proxy(engine, st, sampling=self.sampling)
         try:
             await proxy.start(*serves(self.backend))
-            async def play(jobs: Iterable[Job]) -> list[Rollout]: return await run_rollouts(list(jobs), proxy=proxy, store=st, backend=self.backend, concurrency=self.concurrency, limits=self.limits)
+            async def play(jobs: Iterable[Job], **kw) -> list[Rollout]: return await run_rollouts(list(jobs), proxy=proxy, store=st, backend=self.backend, concurrency=self.concurrency, limits=self.limits, **kw)
             try: yield proxy, play, st
             finally: await proxy.stop()
         finally: await engine.close(); st.close()
@@ -176,7 +176,7 @@ async def train_rl(kind: str, *, model: str, to: str, suite: str, harness: str, 
         async with yard.serve(engine, store or folder/'calls.db') as (_, play, _):
             async def collect(step, draws): return await play(Job(d.task, d.harness, k, d.group, f'{name}/step{step}', 'train', seed, tag=f'{kind} {step + 1}/{steps}') for d in draws for k in range(samples))
             async def validate(step):
-                rs = await play(Job(t, h, 0, f'{name}/validate{step}/{h}', f'{name}/step{step}', 'validation', seed, tag=f'validate {step}') for h in mix for t in held)
+                rs = await play([Job(t, h, 0, f'{name}/validate{step}/{h}', f'{name}/step{step}', 'validation', seed, tag=f'validate {step}') for h in mix for t in held], calls=False)
                 return {h: float(np.mean(x)) if (x := [r.reward for r in rs if r.harness == h and r.reward is not None]) else None for h in mix}
             await rl(trainer, engine, sampler, collect, steps, folder, reward=shaped, resample=resample, validate=validate if validate_every else None, validate_every=validate_every or 1, track=track, say=say)
     finally: track and track.close()

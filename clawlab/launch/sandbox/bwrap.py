@@ -135,7 +135,7 @@ class Bwrap(Sandbox):
         lim = {k: getattr(self.limits, k) for k in ('cpus', 'memory_mb', 'pids', 'disk_mb')}
         _, (opened,) = self.keeper.ask('open', limits=lim)
         try: msg, (root,) = await asyncio.wrap_future(opened)
-        except SandboxError as e: raise InputError(f'bwrap sandbox with {self.limits}: {e}') from e
+        except SandboxError as e: raise (InputError if 'cannot be enforced' in str(e) else SandboxError)(f'bwrap sandbox with {self.limits}: {e}') from e
         except asyncio.CancelledError: opened.add_done_callback(lambda f: f.exception() or self.keeper.ask('stop', uid=f.result()[0]['uid'])); raise
         self.root, self.uid, self.dir = root.take(), msg['uid'], msg['dir']
         try:

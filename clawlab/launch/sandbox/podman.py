@@ -15,7 +15,8 @@ from .bwrap import ENV, Held, last_line, memfd, verdict
 # %% auto #0
 __all__ = ['PARALLEL', 'CALL_S', 'START_S', 'PROCESS_1', 'HERE', 'own_cgroup', 'command', 'podman', 'host_image', 'image',
            'limit_args', 'volume', 'run_args', 'born', 'owner', 'lives', 'clear', 'Container', 'readable', 'cgroups_of',
-           'meet', 'Podman', 'check_binds', 'exec', 'attend', 'put', 'get', 'stop', 'remove', 'make', 'probe', 'sweep']
+           'meet', 'Podman', 'check_binds', 'exec', 'attend', 'put', 'get', 'stop', 'removed', 'remove', 'make',
+           'probe', 'sweep']
 
 # %% ../../../nbs/20e_launch.sandbox.podman.ipynb #5a8b1faf
 PARALLEL, CALL_S, START_S = 4, 60, 60  # podman calls at a time, seconds for one of them, seconds for a container to report
@@ -83,7 +84,7 @@ def run_args(name: str, owner: str, uid: int, box: str, talk: str, limits: Limit
     "`podman run` with everything closed. `box`: the sandbox's folder; `talk`: the folder of the socket and of process 1's program."
     args = ['run', '--detach', '--rm', '--pull', 'never', '--name', name, '--label', f'clawlab={owner}', '--hostname', 'sandbox', '--log-driver', 'none', '--network', 'none', '--no-hosts', '--passwd=false',
             '--user', f'{uid}:{uid}', '--cap-drop', 'all', '--security-opt', 'no-new-privileges', '--security-opt', 'label=disable', '--read-only', '--read-only-tmpfs=false', '--image-volume', 'ignore', '--shm-size', '64m',
-            '--http-proxy=false', '--systemd=false', '--ulimit', 'nofile=1024:4096', '--ulimit', 'nproc=4096:4096', '--ulimit', 'core=0:0', '--workdir', '/', *limit_args(limits)]
+            '--http-proxy=false', '--systemd=false', '--ulimit', 'nofile=1024:4096', '--ulimit', 'nproc=4096:4096', '--ulimit', 'core=0:0', '--workdir', '/', '--conmon-pidfile', f'{box}/{name}.pid', *limit_args(limits)]
     if parent := own_cgroup(): args += ['--cgroup-parent', parent]
     for a, b in (('workspace', WORKSPACE), ('home', HOME), ('tmp', '/tmp')): args += volume(f'{box}/ws/{a}', b, 'rw')
     return args + [x for b in (*binds, (talk, '/run/clawlab')) for x in volume(*b)]
@@ -285,9 +286,22 @@ async def stop(self: Podman):
     calls, self.calls = self.calls, {}
     await asyncio.gather(*calls.values(), return_exceptions=True)
     try:
-        if calls: await remove(calls)
+        gone = await asyncio.gather(*(removed(c, f'{self.dir}/{c}.pid') for c in calls))
+        if left := [c for c, g in zip(calls, gone) if not g]: await remove(left)
     finally: clear(self.dir); keeper.bury(path, lock)
 Podman.put, Podman.get, Podman.stop = put, get, stop
+
+async def removed(name: str, pidfile: str) -> bool:
+    "podman's monitor removes its container and ends, which saves us a call of podman. False where we can't be sure that it did."
+    try:
+        pid = int(Path(pidfile).read_text())
+        if name.encode() not in Path(f'/proc/{pid}/cmdline').read_bytes(): return False   # ended long ago, or no monitor of ours
+        fd = os.pidfd_open(pid)
+    except (OSError, ValueError): return False
+    try: await asyncio.wait_for(readable(fd), CALL_S)
+    except asyncio.TimeoutError: return False
+    finally: os.close(fd)
+    return True
 
 async def remove(names):
     "Remove containers that may be on their way out already."
