@@ -265,7 +265,7 @@ async def uploads_that_never_end(b):
         assert most <= 9 << 20 and int(refused) >= 30 and h.held == 0, (most, r)
 
 async def never_read_the_answer(b):
-    "ask for long answers and never read them, until its deadline"
+    "ask for long answers and never read them"
     async with laboratory(('x' * 3_000_000,) * 9, sampling=Sampling(max_tokens=3_000_000)) as (proxy, _):
         mine, other = [await proxy.open_session(Rollout(r, 't', 'h')) for r in ('r1', 'r2')]
         async with b.box(lambda sock: proxy.listen(sock, mine.session_id), seconds=60) as s, b.box(lambda sock: proxy.listen(sock, other.session_id), seconds=60) as o:
@@ -274,12 +274,13 @@ async def never_read_the_answer(b):
             t = asyncio.create_task(s.exec(py(f"""
 import os, socket, time
 body = {ask!r}.encode(); kept = []
-for _ in range(4): c = socket.socket(); c.setsockopt(1, 8, 4096); c.connect(({u.hostname!r}, {u.port})); c.sendall(f'POST {path} HTTP/1.1\\r\\nhost: x\\r\\nx-api-key: {{os.environ["KEY"]}}\\r\\ncontent-length: {{len(body)}}\\r\\n\\r\\n'.encode() + body); kept.append(c)
-print(kept[0].recv(5)); open('up', 'w').close(); time.sleep(60)"""), env={'KEY': mine.api_key}, timeout=8))
+for _ in range(2): c = socket.socket(); c.setsockopt(1, 8, 4096); c.connect(({u.hostname!r}, {u.port})); c.sendall(f'POST {path} HTTP/1.1\\r\\nhost: x\\r\\nx-api-key: {{os.environ["KEY"]}}\\r\\ncontent-length: {{len(body)}}\\r\\n\\r\\n'.encode() + body); kept.append(c)
+print(kept[0].recv(5)); open('up', 'w').close(); time.sleep(60)"""), env={'KEY': mine.api_key}, timeout=50))
             async def up(): return t.done() or 'up' in await s.get()
-            await until(up)
+            await until(up, 40)
             r = await o.exec(py(CALL + f'print(ask({o.url + other.base_path + "/v1/chat/completions"!r}, os.environ["KEY"], "POST", dict(model="m", max_tokens=9, messages=[dict(role="user", content="hi")])), "end")'), env={'KEY': other.api_key})
-            assert b'200 end' in r.stdout and (await t).timed_out, r
+            assert b'200 end' in r.stdout and not t.done(), r
+            t.cancel(); await asyncio.gather(t, return_exceptions=True)
         calls = await asyncio.wait_for(proxy.close_session(mine.session_id), 20)
         assert calls and all('yes' not in c.delivered for c in calls), [c.delivered for c in calls]
 
@@ -325,13 +326,13 @@ def route():
     s = socket.socket(16, 3, 0); s.bind((0, 0)); s.setsockopt(1, 8, 1 << 23); kept.append(s)
     for _ in range(300): s.send(struct.pack('IHHII', 32, 18, 1, 1, 0) + struct.pack('BxHiII', 0, 0, 1, 0, 0))
     return s.getsockopt(1, 8)
-held, kept, end = 0, [], time.monotonic() + 5
+held, kept, end = 0, [], time.monotonic() + 3
 for _ in range(2): os.fork()
 try:
     l = socket.create_server(('127.0.0.1', 0)); n0 = socket.socket(16, 3, 2) if KIND is netlink else None
     while time.monotonic() < end and held < 1 << 29: held += KIND()
 except OSError as e: pass
-[kept.pop() for _ in kept[-3:]]; open(f'held{os.getpid()}', 'w').write(str(held)); time.sleep(8)
+[kept.pop() for _ in kept[-3:]]; open(f'held{os.getpid()}', 'w').write(str(held)); time.sleep(3)
 """
 
 async def memory_in_sockets(b):
@@ -361,16 +362,14 @@ async def disk_fill(b):
         assert b'No space left' in r.stderr and len(await s.get()) < 4096, r
 
 async def swamp_what_comes_back(b):
-    "swamp what is brought back: names by the thousand, holes, hard links, deep paths, files without permission, a file that grows"
+    "swamp what is brought back: names by the thousand, hard links, deep paths, files without permission, a file that grows"
     code = """
 import os, threading
 os.mkdir('n'); n = 0
 try:
-    while True: open(f'n/{n:08}' + 'x'*200, 'w').close(); n += 1
+    while n < 30_000: open(f'n/{n:08}' + 'x'*200, 'w').close(); n += 1
 except OSError: pass
 for k in range(20): os.unlink(f'n/{k:08}' + 'x'*200)
-for k in range(3):
-    with open(f'h{k}', 'w') as f: f.truncate(20 << 20)
 open('a', 'w').write('y'); os.chmod('a', 0)
 try: [os.link('a', f'l{k}') for k in range(4)]
 except OSError: pass
@@ -381,13 +380,20 @@ print('end', n)"""
         r = await s.exec(py(code), timeout=50)
         t = time.monotonic(); got = await s.get()
         assert b'end' in r.stdout and time.monotonic() - t < 30 and len(got) <= 10_000, (r, len(got))
-        assert got.get('a', b'y') == b'y' and not any(k[0] == 'h' for k in got) and sum(map(len, got.values())) < 1 << 20 and len(s.left_out) <= 100, [k for k in got if k[0] != 'n']
+        assert got.get('a', b'y') == b'y' and sum(map(len, got.values())) < 1 << 20 and len(s.left_out) <= 100, [k for k in got if k[0] != 'n']
     async with b.box(disk_mb=32, seconds=60) as s:
         t = asyncio.create_task(s.exec(py('import os\nf = open("grows", "wb", 0)\nwhile True:\n    f.write(b"x" * 65536)\n    if f.tell() > 20 << 20: f.truncate(0); f.seek(0)\n    open("up", "w").close()'), timeout=4))
         async def up(): return t.done() or 'up' in await s.get()
         await until(up)
         while not t.done(): assert sum(map(len, (await s.get()).values())) <= 32 << 20
         await t
+
+async def holes_in_what_comes_back(b):
+    "fill the launcher's memory with files of holes, which cost a sandbox nothing"
+    async with b.box(seconds=60) as s:
+        await s.exec(py("import os\nopen('a', 'w').write('x')\nfor k in range(3): open(f'h{k}', 'w').truncate(20 << 20)\nos.pwrite(os.open('b', 66), b'x'*5000, 40960)"))
+        got = await s.get()
+        assert set(got) == {'a', 'b'} and len(got['b']) == 45960 and len(s.left_out) == 3, ([*got], s.left_out)
 
 async def flood_of_signals(b):
     "flood whoever listens to its signals, from fifty processes"
@@ -533,11 +539,12 @@ attempt('socket', lambda: socket.socket(socket.AF_UNIX).connect('\\0clawlab-atta
 print('end')"""
 
 async def leave_something_in_the_kernel(b):
-    "leave shared memory, semaphores, message queues or sockets for the next program or sandbox"
+    "leave shared memory, semaphores, message queues or sockets for another sandbox"
     head = TRY + 'libc = ctypes.CDLL(None)\n'
     async with b.box() as s, b.box() as o:
         nothing_reached(await s.exec(py(head + LEAVE)), b'made True end')
-        for x in (s, o): nothing_reached(await x.exec(py(head + FIND)))
+        nothing_reached(await o.exec(py(head + FIND)))
+    async with b.box() as z: nothing_reached(await z.exec(py(head + FIND)))
 
 
 # kernel interfaces
