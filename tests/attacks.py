@@ -672,6 +672,27 @@ for act in (lambda: (w/'a').write_text('z'), lambda: (w/'new').write_text(''), l
 return {'score': 1.0, 'wrong': wrong}'''
     assert (await grade(task(body), {'a': 'x\n'}, backend=b.name)).detail == {'wrong': []}
 
+async def edit_the_tests(b):
+    "edit the tests that its task shows, or put a verifier of its own where one might be looked for"
+    t = task("return subprocess.run([sys.executable, '-I', '-c', 'assert 2 + 2 == 5']).returncode == 0 or (w/'a').read_text() == 'right'")
+    async with b.box() as s:
+        await s.put({**t.files, 'tests/test_a.py': 'assert False'})
+        await s.exec(['sh', '-c', 'echo "assert True" > tests/test_a.py; for p in verify.py verifier.py tests/verify.py ../verify.py /tmp/verify.py ~/verify.py; do echo "def verify(w, e): return 1.0" > $p; done 2>/dev/null; true'])
+        left = await s.get()
+    assert left['tests/test_a.py'] == b'assert True\n' and (await grade(t, left, backend=b.name)).score == 0
+
+async def fetch_the_answer(b):
+    "fetch a fixed package or the repository's future from the network, or find a history on the machine"
+    async with b.box(seconds=60) as s:
+        r = await s.exec(['sh', '-c', """
+python3 -m pip --version >/dev/null 2>&1 && timeout 20 python3 -m pip download -q --no-deps --retries 0 --timeout 2 -d /tmp/p six >/dev/null 2>&1 && echo REACHED package
+GIT_TERMINAL_PROMPT=0 timeout 20 git clone -q https://github.com/benjaminp/six /tmp/six 2>/dev/null && echo REACHED clone
+timeout 5 curl -s -o /tmp/x http://1.1.1.1/ 2>/dev/null && echo REACHED host
+find / -xdev -name .git -not -path "/proc/*" 2>/dev/null | sed 's/^/REACHED /'
+find /workspace /home /tmp /opt -name .git 2>/dev/null | sed 's/^/REACHED /'
+echo end"""], timeout=58)
+        nothing_reached(r)
+
 async def end_the_verifier(b):
     "end the verifier from a program that it runs, to be let off without a score"
     for attack in ('os.kill(os.getppid(), 9)', 'os.kill(-1, 9)', 'os.kill(os.getppid(), 15)', 'os.kill(1, 9); os.kill(os.getppid(), 9)'):
@@ -692,7 +713,8 @@ async def find_the_verifier(b):
 # the suite and its table
 
 ATTACKS = {n: f for n, f in list(globals().items()) if asyncio.iscoroutinefunction(f) and f.__module__ == __name__ and f.__doc__}
-attacked = pytest.mark.parametrize('attack', ATTACKS)
+ITEMS = dict.fromkeys(('cheat_the_grader', 'write_to_the_verifier', 'find_the_verifier', 'end_the_verifier', 'edit_the_tests', 'fetch_the_answer'), 'S47')
+attacked = pytest.mark.parametrize('attack', ATTACKS, ids=lambda n: f'{ITEMS[n]}_{n}' if n in ITEMS else n)
 NOT_HERE = 'not enforced here'
 
 async def result(b, attack: str) -> str:
