@@ -299,7 +299,7 @@ async def fork_bomb(b):
 async def memory_bomb(b):
     "memory bomb, in the heap, in shared memory and in files"
     for code in ('x = bytearray(b"x") * 10**9', 'open("/dev/shm/a", "wb").write(b"x"*60_000_000); x = bytearray(b"x") * 90_000_000',
-                 'import os\nfor _ in range(8): os.fork()\nx = bytearray(b"x") * 10**8', 'open("a", "wb").write(b"x"*90_000_000); x = bytearray(b"x") * 90_000_000'):
+                 'import os, time\nfor _ in range(4): os.fork()\nx = bytearray(b"x") * 10**8; time.sleep(5)', 'open("a", "wb").write(b"x"*90_000_000); x = bytearray(b"x") * 90_000_000'):
         async with b.box(memory_mb=128, disk_mb=256, seconds=60) as s:
             r = await s.exec(py(code))
             assert r.oom and r.killed == '', (code, r)
