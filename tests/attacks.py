@@ -265,7 +265,7 @@ async def uploads_that_never_end(b):
         assert most <= 9 << 20 and int(refused) >= 30 and h.held == 0, (most, r)
 
 async def never_read_the_answer(b):
-    "ask for long answers and never read them, until its deadline"
+    "ask for long answers and never read them"
     async with laboratory(('x' * 3_000_000,) * 9, sampling=Sampling(max_tokens=3_000_000)) as (proxy, _):
         mine, other = [await proxy.open_session(Rollout(r, 't', 'h')) for r in ('r1', 'r2')]
         async with b.box(lambda sock: proxy.listen(sock, mine.session_id), seconds=60) as s, b.box(lambda sock: proxy.listen(sock, other.session_id), seconds=60) as o:
@@ -274,12 +274,13 @@ async def never_read_the_answer(b):
             t = asyncio.create_task(s.exec(py(f"""
 import os, socket, time
 body = {ask!r}.encode(); kept = []
-for _ in range(4): c = socket.socket(); c.setsockopt(1, 8, 4096); c.connect(({u.hostname!r}, {u.port})); c.sendall(f'POST {path} HTTP/1.1\\r\\nhost: x\\r\\nx-api-key: {{os.environ["KEY"]}}\\r\\ncontent-length: {{len(body)}}\\r\\n\\r\\n'.encode() + body); kept.append(c)
-print(kept[0].recv(5)); open('up', 'w').close(); time.sleep(60)"""), env={'KEY': mine.api_key}, timeout=8))
+for _ in range(2): c = socket.socket(); c.setsockopt(1, 8, 4096); c.connect(({u.hostname!r}, {u.port})); c.sendall(f'POST {path} HTTP/1.1\\r\\nhost: x\\r\\nx-api-key: {{os.environ["KEY"]}}\\r\\ncontent-length: {{len(body)}}\\r\\n\\r\\n'.encode() + body); kept.append(c)
+print(kept[0].recv(5)); open('up', 'w').close(); time.sleep(60)"""), env={'KEY': mine.api_key}, timeout=50))
             async def up(): return t.done() or 'up' in await s.get()
-            await until(up)
+            await until(up, 40)
             r = await o.exec(py(CALL + f'print(ask({o.url + other.base_path + "/v1/chat/completions"!r}, os.environ["KEY"], "POST", dict(model="m", max_tokens=9, messages=[dict(role="user", content="hi")])), "end")'), env={'KEY': other.api_key})
-            assert b'200 end' in r.stdout and (await t).timed_out, r
+            assert b'200 end' in r.stdout and not t.done(), r
+            t.cancel(); await asyncio.gather(t, return_exceptions=True)
         calls = await asyncio.wait_for(proxy.close_session(mine.session_id), 20)
         assert calls and all('yes' not in c.delivered for c in calls), [c.delivered for c in calls]
 
@@ -298,7 +299,7 @@ async def fork_bomb(b):
 async def memory_bomb(b):
     "memory bomb, in the heap, in shared memory and in files"
     for code in ('x = bytearray(b"x") * 10**9', 'open("/dev/shm/a", "wb").write(b"x"*60_000_000); x = bytearray(b"x") * 90_000_000',
-                 'import os\nfor _ in range(8): os.fork()\nx = bytearray(b"x") * 10**8', 'open("a", "wb").write(b"x"*90_000_000); x = bytearray(b"x") * 90_000_000'):
+                 'import os, time\nfor _ in range(4): os.fork()\nx = bytearray(b"x") * 10**8; time.sleep(5)', 'open("a", "wb").write(b"x"*90_000_000); x = bytearray(b"x") * 90_000_000'):
         async with b.box(memory_mb=128, disk_mb=256, seconds=60) as s:
             r = await s.exec(py(code))
             assert r.oom and r.killed == '', (code, r)
@@ -325,13 +326,13 @@ def route():
     s = socket.socket(16, 3, 0); s.bind((0, 0)); s.setsockopt(1, 8, 1 << 23); kept.append(s)
     for _ in range(300): s.send(struct.pack('IHHII', 32, 18, 1, 1, 0) + struct.pack('BxHiII', 0, 0, 1, 0, 0))
     return s.getsockopt(1, 8)
-held, kept, end = 0, [], time.monotonic() + 5
+held, kept, end = 0, [], time.monotonic() + 3
 for _ in range(2): os.fork()
 try:
     l = socket.create_server(('127.0.0.1', 0)); n0 = socket.socket(16, 3, 2) if KIND is netlink else None
     while time.monotonic() < end and held < 1 << 29: held += KIND()
 except OSError as e: pass
-[kept.pop() for _ in kept[-3:]]; open(f'held{os.getpid()}', 'w').write(str(held)); time.sleep(8)
+[kept.pop() for _ in kept[-3:]]; open(f'held{os.getpid()}', 'w').write(str(held)); time.sleep(3)
 """
 
 async def memory_in_sockets(b):
@@ -361,16 +362,14 @@ async def disk_fill(b):
         assert (b'No space left' in r.stderr or r.oom) and len(await s.get()) < 4096, r  # names cost memory: where nobody counts them, its cap ends the agent
 
 async def swamp_what_comes_back(b):
-    "swamp what is brought back: names by the thousand, holes, hard links, deep paths, files without permission, a file that grows"
+    "swamp what is brought back: names by the thousand, hard links, deep paths, files without permission, a file that grows"
     code = """
 import os, threading
 os.mkdir('n'); n = 0
 try:
-    while True: open(f'n/{n:08}' + 'x'*200, 'w').close(); n += 1
+    while n < 30_000: open(f'n/{n:08}' + 'x'*200, 'w').close(); n += 1
 except OSError: pass
 for k in range(20): os.unlink(f'n/{k:08}' + 'x'*200)
-for k in range(3):
-    with open(f'h{k}', 'w') as f: f.truncate(20 << 20)
 open('a', 'w').write('y'); os.chmod('a', 0)
 try: [os.link('a', f'l{k}') for k in range(4)]
 except OSError: pass
@@ -381,13 +380,20 @@ print('end', n)"""
         r = await s.exec(py(code), timeout=50)
         t = time.monotonic(); got = await s.get()
         assert b'end' in r.stdout and time.monotonic() - t < 30 and len(got) <= 10_000, (r, len(got))
-        assert got.get('a', b'y') == b'y' and not any(k[0] == 'h' for k in got) and sum(map(len, got.values())) < 1 << 20 and len(s.left_out) <= 100, [k for k in got if k[0] != 'n']
+        assert got.get('a', b'y') == b'y' and sum(map(len, got.values())) < 1 << 20 and len(s.left_out) <= 100, [k for k in got if k[0] != 'n']
     async with b.box(disk_mb=32, seconds=60) as s:
         t = asyncio.create_task(s.exec(py('import os\nf = open("grows", "wb", 0)\nwhile True:\n    f.write(b"x" * 65536)\n    if f.tell() > 20 << 20: f.truncate(0); f.seek(0)\n    open("up", "w").close()'), timeout=4))
         async def up(): return t.done() or 'up' in await s.get()
         await until(up)
         while not t.done(): assert sum(map(len, (await s.get()).values())) <= 32 << 20
         await t
+
+async def holes_in_what_comes_back(b):
+    "fill the launcher's memory with files of holes, which cost a sandbox nothing"
+    async with b.box(seconds=60) as s:
+        await s.exec(py("import os\nopen('a', 'w').write('x')\nfor k in range(3): open(f'h{k}', 'w').truncate(20 << 20)\nos.pwrite(os.open('b', 66), b'x'*5000, 40960)"))
+        got = await s.get()
+        assert set(got) == {'a', 'b'} and len(got['b']) == 45960 and len(s.left_out) == 3, ([*got], s.left_out)
 
 async def flood_of_signals(b):
     "flood whoever listens to its signals, from fifty processes"
@@ -533,11 +539,12 @@ attempt('socket', lambda: socket.socket(socket.AF_UNIX).connect('\\0clawlab-atta
 print('end')"""
 
 async def leave_something_in_the_kernel(b):
-    "leave shared memory, semaphores, message queues or sockets for the next program or sandbox"
+    "leave shared memory, semaphores, message queues or sockets for another sandbox"
     head = TRY + 'libc = ctypes.CDLL(None)\n'
     async with b.box() as s, b.box() as o:
         nothing_reached(await s.exec(py(head + LEAVE)), b'made True end')
-        for x in (s, o): nothing_reached(await x.exec(py(head + FIND)))
+        nothing_reached(await o.exec(py(head + FIND)))
+    async with b.box() as z: nothing_reached(await z.exec(py(head + FIND)))
 
 
 # kernel interfaces
@@ -665,6 +672,27 @@ for act in (lambda: (w/'a').write_text('z'), lambda: (w/'new').write_text(''), l
 return {'score': 1.0, 'wrong': wrong}'''
     assert (await grade(task(body), {'a': 'x\n'}, backend=b.name)).detail == {'wrong': []}
 
+async def edit_the_tests(b):
+    "edit the tests that its task shows, or put a verifier of its own where one might be looked for"
+    t = task("return subprocess.run([sys.executable, '-I', '-c', 'assert 2 + 2 == 5']).returncode == 0 or (w/'a').read_text() == 'right'")
+    async with b.box() as s:
+        await s.put({**t.files, 'tests/test_a.py': 'assert False'})
+        await s.exec(['sh', '-c', 'echo "assert True" > tests/test_a.py; for p in verify.py verifier.py tests/verify.py ../verify.py /tmp/verify.py ~/verify.py; do echo "def verify(w, e): return 1.0" > $p; done 2>/dev/null; true'])
+        left = await s.get()
+    assert left['tests/test_a.py'] == b'assert True\n' and (await grade(t, left, backend=b.name)).score == 0
+
+async def fetch_the_answer(b):
+    "fetch a fixed package or the repository's future from the network, or find a history on the machine"
+    async with b.box(seconds=60) as s:
+        r = await s.exec(['sh', '-c', """
+python3 -m pip --version >/dev/null 2>&1 && timeout 20 python3 -m pip download -q --no-deps --retries 0 --timeout 2 -d /tmp/p six >/dev/null 2>&1 && echo REACHED package
+GIT_TERMINAL_PROMPT=0 timeout 20 git clone -q https://github.com/benjaminp/six /tmp/six 2>/dev/null && echo REACHED clone
+timeout 5 curl -s -o /tmp/x http://1.1.1.1/ 2>/dev/null && echo REACHED host
+find / -xdev -name .git -not -path "/proc/*" 2>/dev/null | sed 's/^/REACHED /'
+find /workspace /home /tmp /opt -name .git 2>/dev/null | sed 's/^/REACHED /'
+echo end"""], timeout=58)
+        nothing_reached(r)
+
 async def end_the_verifier(b):
     "end the verifier from a program that it runs, to be let off without a score"
     for attack in ('os.kill(os.getppid(), 9)', 'os.kill(-1, 9)', 'os.kill(os.getppid(), 15)', 'os.kill(1, 9); os.kill(os.getppid(), 9)'):
@@ -685,7 +713,8 @@ async def find_the_verifier(b):
 # the suite and its table
 
 ATTACKS = {n: f for n, f in list(globals().items()) if asyncio.iscoroutinefunction(f) and f.__module__ == __name__ and f.__doc__}
-attacked = pytest.mark.parametrize('attack', ATTACKS)
+ITEMS = dict.fromkeys(('cheat_the_grader', 'write_to_the_verifier', 'find_the_verifier', 'end_the_verifier', 'edit_the_tests', 'fetch_the_answer'), 'S47')
+attacked = pytest.mark.parametrize('attack', ATTACKS, ids=lambda n: f'{ITEMS[n]}_{n}' if n in ITEMS else n)
 NOT_HERE = 'not enforced here'
 
 async def result(b, attack: str) -> str:

@@ -1,10 +1,13 @@
 """What every isolated sandbox must do, whatever it is made of. Each check takes a `Backend`; test_sandbox.py (bwrap), test_podman.py and test_kubernetes.py run all of them."""
-import asyncio, resource, signal, time
+import asyncio, hashlib, json, resource, signal, tempfile, time
 from dataclasses import dataclass, field
 from typing import Callable
 from urllib.parse import urlsplit
 import pytest
-from clawlab.records import InputError, SandboxError
+from clawlab.records import InputError, Rollout, SandboxError
+from clawlab.capture.engines.script import ScriptEngine
+from clawlab.capture.proxy import Proxy
+from clawlab.capture.store import Store
 from clawlab.launch.sandbox.base import CAP, HOME, Limits, WORKSPACE, make_sandbox, sweep
 
 
@@ -177,6 +180,35 @@ async def a_killed_program_is_a_disconnect(b):
         await asyncio.wait_for(gone.wait(), 2)
 
 
+class Sampling(ScriptEngine):
+    "Samples until the call is given up."
+    running = 0
+    async def generate(self, *a):
+        self.running += 1
+        try: await asyncio.Event().wait()
+        finally: self.running -= 1
+
+async def a_killed_program_frees_the_engine(b):
+    "While it samples: before and after a keep-alive, on a deadline and on a stop; idle within a second, and nothing counts as delivered."
+    with tempfile.TemporaryDirectory() as d:
+        store, engine = Store.open(f'{d}/calls.db'), Sampling([])
+        for keepalive in (30, .02):
+            async with Proxy(engine, store, hold_s=keepalive, keepalive_s=keepalive) as proxy:
+                h = await proxy.open_session(Rollout(f'r{keepalive}', 't', 'h'))
+                async with b.box(lambda sock: proxy.listen(sock, h.session_id), seconds=60) as s:
+                    ask = json.dumps(dict(model='m', stream=True, max_tokens=9, messages=[dict(role='user', content='hi')]))
+                    head = f'POST {h.base_path}/v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {h.api_key}\r\ncontent-length: {len(ask)}\r\n\r\n{ask}'
+                    t = asyncio.create_task(s.exec(py(dial(s) + f'c.settimeout(60); c.sendall({head!r}.encode()); c.recv(5); c.recv(1)\nimport time; time.sleep(60)'), timeout=60))
+                    await until(lambda: engine.running == 1)
+                    if keepalive < 1: await asyncio.sleep(.1)
+                    t.cancel(); await asyncio.gather(t, return_exceptions=True)
+                    await until(lambda: engine.running == 0, 1)
+                    await until(lambda: proxy.inflight == 0)
+                c, = await proxy.close_session(h.session_id)
+                assert (c.finish, c.delivered, len(c.output_ids), h.stats.disconnects) == ('aborted', (), 0, 1)
+        store.close()
+
+
 # ends that nobody wished for
 
 async def a_deadline_ends_the_whole_tree(b):
@@ -228,6 +260,14 @@ async def a_cancelled_start_leaves_nothing_to_stop(b):
 
 # limits
 
+async def output_is_whole(b):
+    "Up to the last byte, on both streams, with the exit code of the program."
+    code = "import hashlib, os, sys; d = os.urandom(4000000); print(hashlib.sha256(d).hexdigest(), file=sys.stderr, flush=True); sys.stdout.buffer.write(d); sys.stdout.flush(); os._exit(9)"
+    async with b.box() as s:
+        for _ in range(3):
+            r = await s.exec(py(code))
+            assert (r.code, len(r.stdout), hashlib.sha256(r.stdout).hexdigest()) == (9, 4_000_000, r.stderr.decode().strip()), (r.code, len(r.stdout), r.stderr)
+
 async def a_gigabyte_on_stdout(b):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with b.box(seconds=120) as s: r = await s.exec(['sh', '-c', 'head -c 1G /dev/zero; echo end >&2; exit 3'])
@@ -256,4 +296,5 @@ async def a_live_sandbox_is_not_swept(b):
         assert (await s.exec(['cat', 'x'])).stdout == b'y'
 
 CHECKS = {n: f for n, f in list(globals().items()) if asyncio.iscoroutinefunction(f) and f.__module__ == __name__ and n not in ('until', 'stopped_beating', 'ended_beating')}
-conforms = pytest.mark.parametrize('check', CHECKS)
+ITEMS = dict(out_of_memory_is_told='S46', out_of_memory_in_a_child_is_told='S46', output_is_whole='S46', a_gigabyte_on_stdout='S46', a_live_sandbox_is_not_swept='S46', the_same_view_in_every_rollout='S46', a_killed_program_frees_the_engine='P40', a_killed_program_is_a_disconnect='P40')
+conforms = pytest.mark.parametrize('check', CHECKS, ids=lambda n: f'{ITEMS[n]}_{n}' if n in ITEMS else n)  # names of tests carry the number of the kind of fault

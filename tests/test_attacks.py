@@ -22,7 +22,7 @@ def test_S_rows_have_names_of_their_own():
     assert len(set(map(row, ATTACKS))) == len(ATTACKS) and not any('|' in row(a) for a in ATTACKS)
 
 def test_S_one_column_is_written_and_the_others_stay():
-    columns = {n: {row(a): f'{n} | of {k}\n' for k, a in enumerate(ATTACKS)} for n in ('bwrap', 'podman')}
+    columns = {n: {row(a): f'{n} | of {k}' for k, a in enumerate(ATTACKS)} for n in ('bwrap', 'podman')}
     page = BELOW + write(columns, dict(bwrap='x: y', podman='z'))
     columns, made = parse(page)
     assert made == dict(bwrap='x: y', podman='z') and BELOW + write(columns, made) == page

@@ -36,18 +36,18 @@ async def test_a_verifier_that_does_not_compile_or_hangs():
 
 @backends
 @pytest.mark.parametrize('cheat', CHEATS)
-async def test_cheating_files_change_nothing(backend, cheat):
+async def test_S47_cheating_files_change_nothing(backend, cheat):
     assert (await grade(task(says(HONEST)), {'a': 'x\n', **CHEATS[cheat]}, backend=backend)).score == .25
 
 @backends
-async def test_a_program_of_the_agent_run_by_the_verifier_cannot_answer_for_it(backend):
+async def test_S47_a_program_of_the_agent_run_by_the_verifier_cannot_answer_for_it(backend):
     t = task(says("r = subprocess.run([sys.executable, str(w/'run.py')])\nreturn {'score': 0.125, 'reached': r.returncode}"))
     s = await grade(t, {'run.py': ANSWER}, backend=backend)
     assert s.score == .125
     if backend == 'bwrap': assert s.detail['reached'] == 0
 
 @bwrap
-async def test_the_submission_is_read_only_and_there_is_no_network():
+async def test_S47_the_submission_is_read_only_and_there_is_no_network():
     body = '''
 import errno, socket
 wrong = []
@@ -65,7 +65,7 @@ return {'score': 1.0, 'wrong': wrong, 'env': sorted(env), 'near': near, 'isolate
     assert s.detail == {'wrong': [], 'env': [], 'near': False, 'isolated': 1, 'site': False}, s
 
 @backends
-async def test_links_and_special_files_never_reach_the_verifier(backend):
+async def test_S47_links_and_special_files_never_reach_the_verifier(backend):
     "An agent links its answer to where it hopes the expected values are."
     async with make_sandbox(backend, limits=Limits(memory_mb=256, pids=32), name='links') as box:
         await box.put({'a': 'x\n'})
@@ -76,7 +76,7 @@ async def test_links_and_special_files_never_reach_the_verifier(backend):
     assert set(s.detail['names']) <= {'a', 'c'}
 
 @bwrap
-async def test_a_daemon_of_the_agent_is_gone_before_the_verifier_arrives():
+async def test_S47_a_daemon_of_the_agent_is_gone_before_the_verifier_arrives():
     "Verifier and expected values are nowhere while the agent runs, and nothing of the agent is left when they come."
     async with make_sandbox('bwrap', limits=Limits(memory_mb=256, pids=32), name='daemon') as box:
         await box.exec(['/bin/bash', '-c', 'setsid nohup bash -c "while true; do echo 1 > marker; done" >/dev/null 2>&1 & disown; grep -rl SECRET_EXPECT / --include=* 2>/dev/null --exclude-dir=proc --exclude-dir=sys --exclude-dir=usr > found; true'], timeout=20)

@@ -123,6 +123,12 @@ def test_variants(tmp_path):
     with pytest.raises(InputError, match='no variant'): read_spec(d, 'three')
     with pytest.raises(InputError, match='unknown harness'): load('nobody')
 
+def test_S46_claude_code_is_no_root_and_is_told_of_its_sandbox():
+    "It refuses to skip permissions as root; inside, everybody is uid 1000 (see `the_same_view_in_every_rollout`)."
+    for name in ('claude-code', 'claude-code:full'):
+        argv, env, _ = load(name).command('x', 'm', 'http://127.0.0.1:8000', 'k')
+        assert '--dangerously-skip-permissions' in argv and env['IS_SANDBOX'] == '1'
+
 def test_codex_is_told_window_address_and_key():
     h = load('codex')
     argv, env, files = h.command('do it', 'policy', 'http://127.0.0.1:1/s/x/', 'sk-7', window=8192)

@@ -101,6 +101,20 @@ async def test_S46_a_podman_that_hangs_has_a_deadline(monkeypatch, tmp_path):
     monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
     with pytest.raises(SandboxError, match='took more than 0.5 s'): await podman.podman('ps', seconds=.5)
 
+async def test_S46_calls_of_podman_are_few_at_a_time(monkeypatch, tmp_path):
+    (tmp_path/'podman').write_text(f'#!/bin/sh\ntouch {tmp_path}/live.$$; ls {tmp_path} | grep -c live >> {tmp_path}/most; sleep .2; rm {tmp_path}/live.$$\n'); (tmp_path/'podman').chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+    await asyncio.gather(*(podman.podman('ps') for _ in range(12)))
+    assert len(n := list(map(int, (tmp_path/'most').read_text().split()))) == 12 and max(n) <= podman.PARALLEL
+
+async def test_S46_containers_carry_the_name_of_their_launcher():
+    async with box() as s:
+        t = asyncio.create_task(s.exec(['sleep', '30']))
+        await until(lambda: s.calls and s.running)
+        shown = subprocess.run([*podman.command(), 'ps', '--filter', f'label=clawlab={podman.owner()}', '--format', '{{.Names}}'], capture_output=True, text=True, check=True).stdout.split()
+        assert set(s.calls) <= set(shown)
+        t.cancel(); await asyncio.gather(t, return_exceptions=True)
+
 def test_S_out_of_memory_under_version_2(tmp_path):
     (tmp_path/'memory.events').write_text('low 0\nhigh 0\nmax 4\noom 1\noom_kill 1\n'); (tmp_path/'cpu.stat').write_text('usage_usec 1500000\nuser_usec 1\n')
     assert podman.Container('n', None, None, -1, {'': str(tmp_path)}).usage() == (True, 1.5)

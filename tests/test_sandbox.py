@@ -6,6 +6,7 @@ os.environ['CLAWLAB_SANDBOX_UIDS'] = f'{(a := 62000 + os.getpid() % 20 * 100)}-{
 from clawlab.records import InputError, SandboxError
 from clawlab.launch.sandbox import bwrap, keeper
 from clawlab.launch.sandbox.base import Limits, make_sandbox, probe, sweep
+from clawlab.launch.tasks import load_suite
 from attacks import attacked, holds
 from backends import BACKENDS, of_uid
 from conformance import CHECKS, conforms, py, until
@@ -189,13 +190,33 @@ asyncio.run(main())'''
     assert in_namespace('mount --bind /dev/null /usr/bin/perl', code).startswith('/usr/bin/python3 -I -S /run/init sh -c')
 
 @needs_bwrap
+async def test_S46_the_probe_starts_what_rollouts_start(monkeypatch):
+    "The same options, but for folder and environment: what the probe finds is true of rollouts."
+    seen, make = [], bwrap.bwrap_args
+    monkeypatch.setattr(bwrap, 'bwrap_args', lambda d, env, *a: seen.append([x.replace(d, 'BOX') for x in make(d, {}, *a)]) or make(d, env, *a))
+    assert await probe('bwrap') == ''
+    async def close(sock): sock.close()
+    async with box(close) as s: await s.exec(['true'], env={'KEY': 'x'})
+    assert len(seen) == 2 and seen[0] == seen[1] and {'--unshare-all', '--disable-userns', '--die-with-parent', '--clearenv', '--seccomp'} <= set(seen[0])
+
+async def test_S46_isolation_is_never_dropped_silently(monkeypatch):
+    "A backend that can't run is an error, whatever else could."
+    from clawlab.launch import rollouts
+    async def broken(backend): return 'no bubblewrap'
+    def made(*a, **k): raise AssertionError('another sandbox was made')
+    monkeypatch.setattr(rollouts, 'probe', broken); monkeypatch.setattr(rollouts, 'make_sandbox', made); monkeypatch.setattr(rollouts, 'load', lambda n: type('H', (), dict(name=n, installed=True)))
+    job = rollouts.Job(next(iter(load_suite('nano').values())), 'h', group='g')
+    for backend in ('bwrap', 'podman', 'kubernetes'):
+        with pytest.raises(InputError, match=f'sandbox {backend}: no bubblewrap'): await rollouts.run_rollouts([job], proxy=None, store=None, backend=backend, progress=False)
+
+@needs_bwrap
 def test_S_without_cgroups_only_when_no_cap_is_wanted():
     code = '''async def main():
     async with make_sandbox('bwrap', limits=Limits(None, None, None, 8, 5)) as s: print((await s.exec(['echo', 'ran'])).stdout.decode())
 asyncio.run(main())'''
     assert in_namespace('mount -t tmpfs none /sys/fs/cgroup && mount -o remount,ro /sys/fs/cgroup', code) == 'ran'
 
-async def test_S_an_ordinary_user_is_refused(monkeypatch):
+async def test_S46_an_ordinary_user_is_refused(monkeypatch):
     monkeypatch.setattr(os, 'geteuid', lambda: 1000); monkeypatch.setattr(bwrap, '_keeper', None)
     why = await probe('bwrap')
     assert 'root' in why and 'process' in why and '\n' not in why

@@ -103,6 +103,12 @@ def test_a_broken_verifier_is_said_in_one_line(tmp_path, verifier, said):
     with pytest.raises(InputError) as e: load_suite(suite(tmp_path, GOOD, verifier=verifier))
     assert said in str(e.value) and '\n' not in str(e.value)
 
+def test_S47_a_task_brings_no_history(tmp_path):
+    "Future commits would be the answer."
+    for path in ('.git/HEAD', 'sub/.git/objects/x', '.git'):
+        with pytest.raises(InputError, match='history'): load_suite(suite(tmp_path, GOOD | {'files': {path: ''}}))
+    assert not any('.git' in p for t in load_suite('nano').values() for p in t.files)
+
 def test_whole_limits_stay_whole(tmp_path):
     t, = load_suite(suite(tmp_path, GOOD | {'limits': {'seconds': 2.5, 'disk_mb': 64}})).values()
     assert repr(t.limits) == "{'seconds': 2.5, 'disk_mb': 64}"

@@ -37,6 +37,7 @@ class TaskLine(BaseModel):
         for f in files:
             p = PurePosixPath(f)
             if not f or p.is_absolute() or '..' in p.parts or str(p) in ('.', '~') or p.parts[0] == '~' or str(p) != f or '\0' in f: raise ValueError(f'{f!r} is not a path inside the workspace')
+            if '.git' in p.parts: raise ValueError(f'{f!r}: a history may hold the solution; make the repository without one')
             if any(str(d) in files for d in p.parents): raise ValueError(f'{f!r} lies in something that is a file')
         return files
 
