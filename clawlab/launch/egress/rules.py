@@ -130,8 +130,9 @@ class Request:
     def head(self) -> bytes:
         "What the other side gets."
         named = {x.strip().lower() for k, v in self.headers if k.lower() == 'connection' for x in v.split(',')} - {'host', 'content-length', 'transfer-encoding'}
-        kept = [f'{k}: {v}\r\n' for k, v in self.headers if k.lower() not in HOP and k.lower() not in named]
-        return f'{self.method} {self.target} HTTP/1.1\r\n{"".join(kept)}Connection: close\r\n\r\n'.encode('latin1')
+        kept = [f'{k}: {v}\r\n' for k, v in self.headers if k.lower() not in (*HOP, 'host') and k.lower() not in named]
+        host = f'[{self.host}]' if ':' in self.host else self.host
+        return f'{self.method} {self.target} HTTP/1.1\r\nHost: {host}{"" if self.port == 80 else f":{self.port}"}\r\n{"".join(kept)}Connection: close\r\n\r\n'.encode('latin1')
 
 # %% ../../../nbs/20i_launch.egress.rules.ipynb #7a80bf3c
 def bad(text: str): raise Refusal(400, 'request', text)
@@ -152,7 +153,7 @@ def parse(head: bytes) -> Request:
     first, *lines = head.removesuffix(b'\r\n\r\n').split(b'\r\n')
     m = _FIRST.fullmatch(first) or bad('not a request to a proxy')
     method, target, version = (x.decode() for x in m.groups())
-    headers, hosts = headers_of(lines), []
+    headers = headers_of(lines)
     if method == 'CONNECT': path, (host, port) = '', authority(target)
     else:
         a = _ADDRESS.fullmatch(target) or bad('a request to a proxy has an address http://host/path, or is CONNECT host:port')
@@ -160,7 +161,6 @@ def parse(head: bytes) -> Request:
     hosts, body = [authority(v, port) for k, v in headers if k.lower() == 'host'], body_of(headers, version)
     if len(hosts) > 1 or hosts and hosts[0] != (host, port): bad('Host differs from the address')
     if method == 'CONNECT' and body: bad('CONNECT has no body')
-    if method != 'CONNECT' and not hosts: headers = (('Host', host if port == 80 else f'{host}:{port}'), *headers)
     return Request(method, host, port, path, headers, body)
 
 # %% ../../../nbs/20i_launch.egress.rules.ipynb #db2eecec
