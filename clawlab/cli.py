@@ -109,13 +109,14 @@ def _dry_run(harnesses, backend):
 
 async def _rollout(suite, harnesses, engine, store, n, samples, split, backend, concurrency, temperature, max_tokens, seed, group, egress):
     from clawlab.capture.engines.base import Sampling
+    from clawlab.launch.egress.gate import shared
     from clawlab.launch.rollouts import Job, run_rollouts
     from clawlab.launch.sandbox.kubernetes import serves
     from clawlab.launch.tasks import load_suite, select
     from clawlab.study.metrics import cell
     all_tasks = load_suite(suite); chosen = select(all_tasks, split=split, n=n, seed=seed); eng = make_engine(engine, all_tasks)
     if egress: chosen = [replace(t, egress=egress) for t in chosen]
-    async with laboratory(eng, store, *serves(backend), sampling=Sampling(temperature=temperature, max_tokens=max_tokens)) as (proxy, st):
+    async with laboratory(eng, store, *(at := serves(backend)), kind=shared() if at else None, sampling=Sampling(temperature=temperature, max_tokens=max_tokens)) as (proxy, st):
         jobs = [Job(t, h, k, f'{group}/{h}/{t.task_id}', eng.name, split, seed) for t in chosen for h in harnesses for k in range(samples)]
         rs = await run_rollouts(jobs, proxy=proxy, store=st, backend=backend, concurrency=concurrency)
     by = {h: cell([r for r in rs if r.harness == h], n_boot=2000) for h in harnesses}
@@ -123,7 +124,7 @@ async def _rollout(suite, harnesses, engine, store, n, samples, split, backend, 
 
 # %% ../nbs/90_cli.ipynb #88b3e0d0
 @contextlib.asynccontextmanager
-async def laboratory(engine, store: str, host: str = '127.0.0.1', port: int = 0, **kw):
+async def laboratory(engine, store: str, host: str = '127.0.0.1', port: int = 0, kind: type | None = None, **kw):
     "A store and a proxy in front of an engine, started and stopped: `(proxy, store)`. A port in use is one clear line."
     from clawlab.capture.store import Store
     from clawlab.capture.proxy import Proxy
@@ -131,7 +132,7 @@ async def laboratory(engine, store: str, host: str = '127.0.0.1', port: int = 0,
     except OSError as e: raise InputError(f'cannot open the store {store}: {e.strerror or e}') from None
     proxy = Proxy(engine, st, **kw)
     try:
-        try: await proxy.start(host, port)
+        try: await proxy.start(host, port, *(kind,)*bool(kind))
         except OSError as e:
             if e.errno == errno.EADDRINUSE: raise InputError(f'port {port} on {host} is in use') from None
             raise InputError(f'cannot listen on {host}:{port}: {e.strerror}') from None

@@ -424,3 +424,41 @@ def test_a_suite_names_a_list(tmp_path):
     assert load_suite(tmp_path)['a'].egress == 'search'
     (tmp_path/'train.jsonl').write_text(json.dumps(line | dict(egress='../x')) + '\n')
     with pytest.raises(InputError, match='egress'): load_suite(tmp_path)
+
+async def test_on_a_shared_port_the_key_says_whose_list_it_is(tmp_path, monkeypatch):
+    "As on a cluster: one port for all; two sessions with lists, one without, a stranger; a key that is revoked opens nothing."
+    from base64 import b64encode
+    from clawlab.records import Rollout
+    monkeypatch.setenv('CLAWLAB_EGRESS_ONE', 'one.example=127.0.0.1:1'); monkeypatch.setenv('CLAWLAB_EGRESS_TWO', 'two.example=127.0.0.1:1')
+    store = Store.open(str(tmp_path/'x.db'))
+    async with await Proxy(ScriptEngine(['hi']), store).start(kind=G.shared(G.Caps(head_s=5))) as proxy:
+        keys = [(await proxy.open_session(Rollout(f'r{k}', 't', 'h'))).api_key for k in range(3)]
+        one, two = G.open_gate('one', keys[0]), G.open_gate('two', keys[1])
+        async def ask(key, host, scheme='Basic'):
+            r, w = await asyncio.open_connection('127.0.0.1', proxy.port)
+            w.write(raw(f'CONNECT {host}:80 HTTP/1.1', f'Proxy-Authorization: {scheme} ' + b64encode(f'clawlab:{key}'.encode()).decode())); out = await r.read(); w.close()
+            return out.split()[1].decode(), (out.split(b'Egress: ')[1].split(b'\r\n')[0]).decode()
+        assert await ask(keys[0], 'one.example') == ('502', 'connect') and await ask(keys[0], 'two.example') == ('403', 'host') and await ask(keys[1], 'two.example') == ('502', 'connect')
+        for k in (keys[2], 'sk-clawlab-guess', '', '\xff'): assert await ask(k, 'one.example') == ('407', 'key')
+        assert await ask(keys[0], 'one.example', 'Bearer') == ('407', 'key')
+        import aiohttp
+        async with aiohttp.ClientSession() as c:
+            assert (await c.get(f'http://127.0.0.1:{proxy.port}/v1/models', headers={'Authorization': f'Bearer {keys[2]}'})).status == 200
+            assert (await c.get('http://one.example/', proxy=f'http://127.0.0.1:{proxy.port}', proxy_auth=aiohttp.BasicAuth('clawlab', keys[0]))).status == 502
+        await one.close()
+        assert await ask(keys[0], 'one.example') == ('407', 'key') and [r['error'] for r in two.rows] == ['connect'] and [r['error'] for r in one.rows] == ['connect', 'host', 'connect']
+        assert one.env('http://127.0.0.1:8000', True)['https_proxy'] == f'http://clawlab:{keys[0]}@127.0.0.1:8000' and keys[0] not in json.dumps(one.record())
+        await two.close()
+    store.close()
+
+@pytest.mark.harness
+@pytest.mark.parametrize('name', [pytest.param(n, marks=[works('bwrap'), pytest.mark.skipif(not load(n).installed, reason=f'{n} is not installed'), *[pytest.mark.slow]*(n == 'openclaw')]) for n in ('claude-code', 'mini-swe-agent', 'codex', 'openclaw')])
+async def test_a_harness_with_a_list_still_finds_its_model(tmp_path, monkeypatch, name):
+    "Its own calls don't go through the gate; what else it wants of the world is refused and on record."
+    from clawlab.capture.engines.oracle import OracleEngine
+    monkeypatch.setenv('CLAWLAB_EGRESS_SEARCH', 'search.example')
+    task, store = replace(TASKS['test-copy-1-0'], egress='search'), Store.open(str(tmp_path/'calls.db'))
+    async with Proxy(OracleEngine(TASKS), store) as proxy:
+        r, = await run_rollouts([Job(task, name, group='g')], proxy=proxy, store=store, backend='bwrap', limits=replace(REAL, memory_mb=4096, pids=256, disk_mb=256, seconds=280), progress=False)
+    store.close()
+    assert (r.outcome, r.reward) == ('ok', 1.0) and not any(x['allowed'] or x['host'] == '127.0.0.1' for x in r.meta['egress']['rows']), r.meta

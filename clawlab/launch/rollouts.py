@@ -13,7 +13,7 @@ from ..capture.engines.base import Sampling
 from .egress.gate import open_gate
 from .egress.rules import policy
 from .harness import load
-from .sandbox.base import Exec, Limits, make_sandbox, probe
+from .sandbox.base import Exec, Limits, backend_module, make_sandbox, probe
 from .grading import grade
 
 # %% auto #0
@@ -89,7 +89,7 @@ async def run_harness(task: Task, harness, session, proxy, backend, limits, gate
                 await box.start()
                 argv, env, files = harness.command(task.instruction, 'clawlab', box.url + session.base_path, session.api_key, limits, proxy.engine.max_context)
                 await box.put({**task.files, **files})
-                if gate: env = {**env, **gate.env(box.url)}
+                if gate: env = {**env, **gate.env(box.url, backend == 'kubernetes' and bool(backend_module(backend).serves(backend)))}
         except TimeoutError: raise SandboxError(f'no sandbox within {START_S} s') from None
         ex = await box.exec(argv, env, timeout=limits.seconds)
         return ex, await box.get(), box.left_out

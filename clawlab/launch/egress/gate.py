@@ -16,7 +16,7 @@ log = logging.getLogger('clawlab.egress')
 # %% auto #0
 __all__ = ['log', 'BLOCKED', 'Caps', 'look_up', 'Gate', 'shows', 'unpacked', 'Connection', 'read_head', 'connect', 'refuse',
            'copy', 'leave', 'watch', 'together', 'tunnel', 'forward', 'chunks', 'response_head', 'response', 'Door',
-           'server', 'env', 'open_gate']
+           'server', 'gate_of', 'shared', 'env', 'open_gate']
 
 # %% ../../../nbs/20j_launch.egress.gate.ipynb #098a7e5e
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ async def look_up(host: str) -> list[str]:
     return list(dict.fromkeys(a[4][0] for a in found))
 
 # %% ../../../nbs/20j_launch.egress.gate.ipynb #4d99228c
+_gates = {}  # of this process, by the session's key
+
 class Gate:
     "The way out of one sandbox."
     def __init__(self, policy: Policy, *, key: str = '', # the session's, which must not get out
@@ -66,7 +68,8 @@ class Gate:
         return dict(list=self.policy.name, **{k: int(self.count[k]) for k in ('requests', 'refused', 'blocked', 'seen', 'captcha', 'up', 'down')}, rows=list(self.rows), rows_lost=self.count['requests'] - len(self.rows))
 
     async def close(self):
-        "End what is open."
+        "End what is open; the key opens nothing any more."
+        _gates.pop(self.key, None)
         for t in (left := list(self.tasks)): t.cancel()
         await asyncio.gather(*left, return_exceptions=True)
 
@@ -106,7 +109,8 @@ class Connection:
             except (ConnectionError, asyncio.IncompleteReadError): raise Refusal(502, 'closed', 'the connection was closed') from None
         except Refusal as e:
             self.row.update(error=e.kind, allowed=e.kind in FAILURES)
-            await self.refuse(e)
+            if self.answered: self.w.transport.abort()
+            else: await refuse(self.r, self.w, e)
         except asyncio.CancelledError: self.row['error'] = 'closed'; raise
         except Exception: log.exception('egress'); self.row['error'] = 'internal'
         finally:
@@ -153,17 +157,15 @@ async def connect(self: Connection, rule: Rule, q: Request):
     raise Refusal(502, 'connect', f'no connection to {q.host}:{port}')
 Connection.connect = connect
 
-async def refuse(self: Connection, e: Refusal):
-    "Say why, if an answer hasn't begun; then wait a moment for the client to read it."
-    if self.answered: return self.w.transport.abort()
-    text = f'clawlab egress: {e}\n'.encode()
+async def refuse(r, w, e: Refusal):
+    "Say why, and give the client a moment to read it."
+    text, ask = f'clawlab egress: {e}\n'.encode(), 'Proxy-Authenticate: Basic realm="clawlab"\r\n' if e.status == 407 else ''
     try:
-        self.w.write(f'HTTP/1.1 {e.status} Refused\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\nX-Clawlab-Egress: {e.kind}\r\nConnection: close\r\n\r\n'.encode() + text)
-        if self.w.can_write_eof(): self.w.write_eof()
+        w.write(f'HTTP/1.1 {e.status} Refused\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\nX-Clawlab-Egress: {e.kind}\r\n{ask}Connection: close\r\n\r\n'.encode() + text)
+        if w.can_write_eof(): w.write_eof()
         async with asyncio.timeout(1):
-            while await self.r.read(1 << 16): pass
+            while await r.read(1 << 16): pass
     except (TimeoutError, OSError): pass
-Connection.refuse = refuse
 
 # %% ../../../nbs/20j_launch.egress.gate.ipynb #7cf27829
 async def copy(self: Connection, r, w, way: str, n: int | None = None, see: bytearray | None = None) -> int:
@@ -305,14 +307,40 @@ def server(self: Gate) -> type:
     return Server
 Gate.server = server
 
+# %% ../../../nbs/20j_launch.egress.gate.ipynb #7dc02ba5
+_PASS = re.compile(rb'\r\nproxy-authorization: *basic +([\w+/=]+)', re.I | re.A)
+
+def gate_of(head: bytes) -> Gate:
+    "The gate that a request has the password of. Error: `Refusal`."
+    try: _, _, key = base64.b64decode(m[1] if (m := _PASS.search(head)) else b'', validate=True).decode('latin1').partition(':')
+    except ValueError: key = ''
+    if key and key in _gates: return _gates[key]
+    raise Refusal(407, 'key', 'this proxy wants the key of a session that has a list')
+
+def shared(caps: Caps = Caps()) -> type:
+    "aiohttp's server for a port that all sandboxes share, behind the doors of all gates."
+    tasks = set()
+    async def serve(r, w):
+        try: gate = gate_of(head := await read_head(r, caps.head_s))
+        except Refusal as e: await refuse(r, w, e); w.close()
+        except (OSError, asyncio.IncompleteReadError): w.close()
+        else: await gate.serve(r, w, head)
+    class Server(web.Server):
+        def __call__(self): return Door(serve, super().__call__, caps, tasks)
+    return Server
+
 # %% ../../../nbs/20j_launch.egress.gate.ipynb #addb2f61
-def env(self: Gate, url: str # the listener, seen from inside
+def env(self: Gate, url: str, # the listener, seen from inside
+        shared=False          # all sandboxes share it: name the key
        ) -> dict[str, str]:
     "Variables for the programs in the sandbox."
+    if shared: url = url.replace('://', f'://clawlab:{self.key}@')
     both = dict(http_proxy=url, https_proxy=url, no_proxy='127.0.0.1,localhost')
     return both | {k.upper(): v for k, v in both.items()} | {'NODE_USE_ENV_PROXY': '1'}
 Gate.env = env
 
 def open_gate(name: str, key: str = '') -> Gate | None:
     "The gate of a list; None for no list. Error: `InputError`."
-    return Gate(policy(name), key=key) if name else None
+    if not name: return None
+    gate = _gates[key] = Gate(policy(name), key=key)
+    return gate
