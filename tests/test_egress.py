@@ -1,5 +1,5 @@
 "The way out of a sandbox: what its list allows and nothing else, every request on record, and a hostile client that gains nothing and costs little."
-import asyncio, gzip, json, os, time
+import asyncio, gzip, json, os, ssl, time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 import pytest
@@ -165,8 +165,8 @@ async def test_an_allowed_request_goes_through_and_is_on_record():
 
 async def test_a_tunnel_carries_bytes_both_ways_and_shows_no_status():
     async def echo(head, r, w): w.write(b'echo ' + head.encode()); await w.drain(); w.write(await r.read()); w.write_eof()
-    async with Site(echo) as s, gated(f'a.example=127.0.0.1:{s.port}') as g:
-        out = await g.ask(raw('CONNECT a.example:443 HTTP/1.1', 'Host: a.example:443') + b'hi\r\n\r\nmore', end=True)
+    async with Site(echo) as s, gated(f'a.example=127.0.0.1:{s.port}', f'a.example:9443=127.0.0.1:{s.port}') as g:
+        out = await g.ask(raw('CONNECT a.example:9443 HTTP/1.1', 'Host: a.example:9443') + b'hi\r\n\r\nmore', end=True)
         await settled(g)
         assert out == b'HTTP/1.1 200 Connection established\r\n\r\necho hi\r\n\r\nmore'
         assert (g.rows[0]['status'], g.rows[0]['up'], g.rows[0]['down'], g.rows[0]['allowed'], g.rows[0]['error']) == (None, 10, 15, True, '') and g.record()['seen'] == 0
@@ -269,9 +269,9 @@ async def test_a_connection_that_says_nothing_is_dropped():
 async def test_a_client_that_leaves_early_ends_the_connection_to_the_other_side():
     here = asyncio.Event()
     async def wait(head, r, w): here.set(); await r.read()
-    for first in ('GET http://a.example/', 'CONNECT a.example:443'):
+    for first in ('GET http://a.example/', 'CONNECT a.example:9443'):
         here.clear()
-        async with Site(wait) as s, gated(f'a.example=127.0.0.1:{s.port}', caps=G.Caps(leave_s=.1)) as g:
+        async with Site(wait) as s, gated(f'a.example=127.0.0.1:{s.port}', f'a.example:9443=127.0.0.1:{s.port}', caps=G.Caps(leave_s=.1)) as g:
             r, w = await asyncio.open_connection('127.0.0.1', g.port)
             w.write(raw(first + ' HTTP/1.1') + (b'' if first[0] == 'G' else raw('x'))); await asyncio.wait_for(here.wait(), 10); w.close()
             await asyncio.wait_for(s.ended.wait(), 10); await settled(g)
@@ -279,9 +279,9 @@ async def test_a_client_that_leaves_early_ends_the_connection_to_the_other_side(
 
 async def test_an_upstream_that_never_answers_has_a_deadline():
     async def wait(head, r, w): await r.read()
-    async with Site(wait) as s, gated(f'a.example=127.0.0.1:{s.port}', caps=G.Caps(idle_s=.2)) as g:
+    async with Site(wait) as s, gated(f'a.example=127.0.0.1:{s.port}', f'a.example:9443=127.0.0.1:{s.port}', caps=G.Caps(idle_s=.2)) as g:
         assert (await g.ask(raw('GET http://a.example/ HTTP/1.1'))).startswith(b'HTTP/1.1 504 ')
-        assert await g.ask(raw('CONNECT a.example:443 HTTP/1.1') + raw('x')) == b'HTTP/1.1 200 Connection established\r\n\r\n' or True
+        assert await g.ask(raw('CONNECT a.example:9443 HTTP/1.1') + raw('x')) == b'HTTP/1.1 200 Connection established\r\n\r\n' or True
         await settled(g)
         assert kinds(g) == [(True, 'upstream'), (True, 'idle')]
 
@@ -302,10 +302,10 @@ async def test_a_name_that_is_unknown_slow_or_unreachable_is_a_failure_not_a_blo
 
 async def test_connections_are_capped():
     async def wait(head, r, w): await r.read()
-    async with Site(wait) as s, gated(f'a.example=127.0.0.1:{s.port}', caps=G.Caps(connections=3, idle_s=5)) as g:
+    async with Site(wait) as s, gated(f'a.example=127.0.0.1:{s.port}', f'a.example:9443=127.0.0.1:{s.port}', caps=G.Caps(connections=3, idle_s=5)) as g:
         open_ = [await asyncio.open_connection('127.0.0.1', g.port) for _ in range(3)]
-        for r, w in open_: w.write(raw('CONNECT a.example:443 HTTP/1.1')); assert await r.readuntil(b'\r\n\r\n')
-        assert (await g.ask(raw('CONNECT a.example:443 HTTP/1.1'))).startswith(b'HTTP/1.1 503 ')
+        for r, w in open_: w.write(raw('CONNECT a.example:9443 HTTP/1.1')); assert await r.readuntil(b'\r\n\r\n')
+        assert (await g.ask(raw('CONNECT a.example:9443 HTTP/1.1'))).startswith(b'HTTP/1.1 503 ')
         for _, w in open_: w.close()
         await g.close()
         assert sorted(kinds(g)) == [(False, 'busy')] + [(True, 'closed')]*3 and s.opened == 3
@@ -315,11 +315,11 @@ async def test_bytes_are_capped(way):
     async def flood(head, r, w):
         if way == 'up': await r.read()
         while way == 'down': w.write(bytes(1 << 16)); await w.drain()
-    async with Site(flood) as s, gated(f'a.example=127.0.0.1:{s.port}', caps=G.Caps(bytes=1 << 20)) as g:
-        await g.ask(raw('CONNECT a.example:443 HTTP/1.1') + raw('x') + (bytes(4 << 20) if way == 'up' else b''))
+    async with Site(flood) as s, gated(f'a.example=127.0.0.1:{s.port}', f'a.example:9443=127.0.0.1:{s.port}', caps=G.Caps(bytes=1 << 20)) as g:
+        await g.ask(raw('CONNECT a.example:9443 HTTP/1.1') + raw('x') + (bytes(4 << 20) if way == 'up' else b''))
         await settled(g)
         assert kinds(g) == [(False, 'budget')] and g.rows[0][way] < 1.2e6
-        assert b'Egress: budget' in await g.ask(raw('CONNECT a.example:443 HTTP/1.1'))
+        assert b'Egress: budget' in await g.ask(raw('CONNECT a.example:9443 HTTP/1.1'))
 
 async def test_rows_on_record_are_capped_and_counted():
     async with gated('a.example', caps=G.Caps(rows=2)) as g:
@@ -364,6 +364,53 @@ async def test_the_first_word_decides_whom_a_connection_is_for(first, model, slo
             if slowly: await asyncio.sleep(0)
         out = await r.read(); w.close()
         assert out == b'MODEL ' + first if model else out.startswith(b'HTTP/1.1 403 ')
+
+def hello(name):
+    "The first record of a TLS client."
+    out, ctx = ssl.MemoryBIO(), ssl.create_default_context(); ctx.check_hostname = False
+    tls = ctx.wrap_bio(ssl.MemoryBIO(), out, server_hostname=name)
+    try: tls.do_handshake()
+    except ssl.SSLWantReadError: return out.read()
+
+def extended(record, data):
+    "The same with another extension at its end."
+    body, n = bytearray(record[9:]), len(data)
+    at = 34; at += 1 + body[at]; at += 2 + int.from_bytes(body[at:at+2], 'big'); at += 1 + body[at]
+    body[at:at+2] = (int.from_bytes(body[at:at+2], 'big') + n).to_bytes(2, 'big'); body += data
+    return record[:3] + (len(body) + 4).to_bytes(2, 'big') + b'\1' + len(body).to_bytes(3, 'big') + bytes(body)
+
+A = hello('a.example')
+TLS = dict(right=(A, True), upper=(hello('A.Example'), True), another_extension=(extended(A, b'\xff\x01\0\1\0'), True), other=(hello('evil.example'), False), none=(hello(None), False), address=(hello('127.0.0.1'), False), below=(hello('x.a.example'), False),
+           two=(extended(A, b'\0\0\0\7\0\5\0\0\2ab'), False), two_in_one=(A.replace(b'\0\x0c\0\0\x09a.example', b'\0\x0c\0\0\4a.ex\0\0\2pl'), False), not_tls=(b'SSH-2.0-x\r\n' + bytes(600), False), http=(raw('GET / HTTP/1.1', 'Host: a.example'), False), ssl2=(b'\x80\x2e\1\0\2' + bytes(600), False), other_handshake=(A[:5] + b'\2' + A[6:], False),
+           lengths_lie=(A[:6] + b'\0\1\0' + A[9:], False), in_two_records=(A[:3] + (100).to_bytes(2, 'big') + A[5:105] + A[:3] + (len(A) - 105).to_bytes(2, 'big') + A[105:], False), empty=(b'\x16\3\1\0\0', False))
+@pytest.mark.parametrize('first, good', TLS.values(), ids=TLS)
+async def test_TLS_in_a_tunnel_names_the_host_it_was_opened_for(first, good):
+    "Else every site behind the same content network could be reached."
+    got = bytearray()
+    async def read(r, w): got.extend(await r.read(1 << 16)); w.close()
+    far = await asyncio.start_server(read, '127.0.0.1', 0)
+    async with gated(f'a.example=127.0.0.1:{far.sockets[0].getsockname()[1]}') as g:
+        await g.ask(raw('CONNECT a.example:443 HTTP/1.1') + first); await settled(g)
+    far.close()
+    assert (bytes(got), kinds(g)) == (first, [(True, '')]) if good else not got and kinds(g) in ([(False, 'sni')], [(False, 'request')])
+
+async def test_what_is_plain_in_a_tunnel_is_read_and_checked():
+    "Programs that tunnel everything: their plain requests have a status on record, and the same checks."
+    async with Site() as s, gated(f'a.example=127.0.0.1:{s.port}') as g:
+        open_ = raw('CONNECT a.example:80 HTTP/1.1')
+        assert (await g.ask(open_ + raw('GET /q HTTP/1.1', 'Host: a.example'))).endswith(b'hello')
+        for bad, status in ((raw('GET / HTTP/1.1', 'Host: evil.example'), b'400'), (raw('GET http://evil.example/ HTTP/1.1'), b'400'), (raw('CONNECT evil.example:80 HTTP/1.1'), b'400'), (raw('GET / HTTP/1.1', 'Host: a.example', f'X: {KEY}'), b'403'), (raw('GET @evil.example/ HTTP/1.1'), b'400'), (raw('GET /x\\ HTTP/1.1', 'Host: a.example', 'Content-Length: 1', 'Content-Length: 2'), b'400')):
+            assert (await g.ask(open_ + bad)).split(b'\r\n\r\n')[1].startswith(b'HTTP/1.1 ' + status)
+        await settled(g)
+        assert s.opened == 7 and len(s.heads) == 1 and [(r['method'], r['status']) for r in g.rows[:2]] == [('GET', 200), ('CONNECT', None)] and {k for k, _ in kinds(g)[1:]} == {False}
+
+async def test_slow_names_of_one_sandbox_hold_two_threads_at_most():
+    gone, busy = asyncio.Event(), []
+    async def never(host): busy.append(host); await gone.wait(); return ['8.8.8.8']
+    async with gated('.a.example', resolve=never, caps=G.Caps(connect_s=.05)) as g:
+        out = await asyncio.gather(*(g.ask(raw(f'CONNECT x{i}.a.example:443 HTTP/1.1')) for i in range(8)))
+        assert all(b'Egress: resolve' in o for o in out) and len(busy) == 2
+        gone.set()
 
 # ---- rollouts ----------------------------------------------------------------------------------------------------------
 

@@ -9,14 +9,14 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from aiohttp import web
-from .rules import FAILURES, HOP, Policy, Refusal, Request, Rule, challenge, headers_of, parse, policy, public
+from .rules import FAILURES, HOP, Policy, Refusal, Request, Rule, challenge, headers_of, inner, is_address, parse, policy, public, server_name
 
 log = logging.getLogger('clawlab.egress')
 
 # %% auto #0
 __all__ = ['log', 'BLOCKED', 'Caps', 'look_up', 'Gate', 'shows', 'unpacked', 'Connection', 'read_head', 'connect', 'refuse',
-           'copy', 'leave', 'watch', 'together', 'tunnel', 'forward', 'chunks', 'response_head', 'response', 'Door',
-           'server', 'gate_of', 'shared', 'env', 'open_gate']
+           'copy', 'leave', 'watch', 'together', 'tunnel', 'greeting', 'forward', 'chunks', 'response_head', 'response',
+           'Door', 'server', 'gate_of', 'shared', 'env', 'open_gate']
 
 # %% ../../../nbs/20j_launch.egress.gate.ipynb #098a7e5e
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Caps:
     connections: int = 32    # at a time
     bytes: int = 256 << 20   # through the gate, both ways together
     rows: int = 500          # kept on record; more are counted only
-    head: int = 1 << 16      # bytes of a request's or response's head
+    head: int = 1 << 15      # bytes of a request's or response's head
     head_s: float = 10.      # until a request's head is there
     connect_s: float = 10.   # for the name service, and for each address
     idle_s: float = 60.      # without a byte either way, waiting for an answer included
@@ -108,7 +108,7 @@ class Connection:
             try: await self.request(head)
             except (ConnectionError, asyncio.IncompleteReadError): raise Refusal(502, 'closed', 'the connection was closed') from None
         except Refusal as e:
-            self.row.update(error=e.kind, allowed=e.kind in FAILURES)
+            self.row.update(error=e.kind, allowed=self.row['allowed'] and e.kind in FAILURES)
             if self.answered: self.w.transport.abort()
             else: await refuse(self.r, self.w, e)
         except asyncio.CancelledError: self.row['error'] = 'closed'; raise
@@ -126,9 +126,15 @@ class Connection:
         rule = g.policy.find(q.host, q.port)
         if shows(g.key, q): raise Refusal(403, 'secret', 'the key of this session is for the model only')
         if g.left <= 0: raise Refusal(403, 'budget', f'more than {c.bytes >> 20} MB through the gate')
+        self.row['allowed'] = True
         self.far_r, self.far_w = await self.connect(rule, q)
-        self.row['allowed'], self.moved = True, self.loop.time()
-        await (self.tunnel() if q.method == 'CONNECT' else self.forward(q))
+        self.moved = self.loop.time()
+        await (self.tunnel(q) if q.method == 'CONNECT' else self.forward(q))
+
+    def count(self, way: str, n: int):
+        "Bytes that move. Error: `Refusal` when there were too many."
+        self.row[way] += n; self.gate.left -= n; self.moved = self.loop.time()
+        if self.gate.left < 0: raise Refusal(403, 'budget', f'more than {self.caps.bytes >> 20} MB through the gate')
 
 async def read_head(r, seconds: float) -> bytes:
     "A head up to its empty line. Error: `Refusal`."
@@ -144,7 +150,11 @@ async def connect(self: Connection, rule: Rule, q: Request):
     found, port = [rule.to and rule.to[0]], rule.to and rule.to[1] or q.port
     if not rule.to:
         try:
-            async with asyncio.timeout(s), g.asking: found = await g.resolve(q.host)
+            async with asyncio.timeout(s):
+                await g.asking.acquire()
+                asked = asyncio.ensure_future(g.resolve(q.host))
+                asked.add_done_callback(lambda f: (g.asking.release(), f.cancelled() or f.exception()))  # not before: its thread is in use until then
+                found = await asyncio.shield(asked)
         except (OSError, TimeoutError, UnicodeError): found = []
         if not found: raise Refusal(502, 'resolve', f'no address of {q.host} was found')
         if not all(map(public, found)): raise Refusal(403, 'address', f'{q.host} leads to an address that is not public')
@@ -152,7 +162,8 @@ async def connect(self: Connection, rule: Rule, q: Request):
         try:
             async with asyncio.timeout(s): r, w = await asyncio.open_connection(a, port, limit=self.caps.head)
         except (OSError, TimeoutError): continue
-        if rule.to or w.get_extra_info('sockname')[0] != w.get_extra_info('peername')[0]: return r, w
+        here, there = w.get_extra_info('sockname'), w.get_extra_info('peername')
+        if here and there and (rule.to or here[0] != there[0]): return r, w
         w.transport.abort(); raise Refusal(403, 'address', f'{q.host} is this machine')
     raise Refusal(502, 'connect', f'no connection to {q.host}:{port}')
 Connection.connect = connect
@@ -173,8 +184,7 @@ async def copy(self: Connection, r, w, way: str, n: int | None = None, see: byte
     while n is None or n:
         data = await r.read(1 << 16 if n is None else min(n, 1 << 16))
         if not data: break
-        self.row[way] += len(data); self.gate.left -= len(data); self.moved = self.loop.time()
-        if self.gate.left < 0: raise Refusal(403, 'budget', f'more than {self.caps.bytes >> 20} MB through the gate')
+        self.count(way, len(data))
         if see is not None and len(see) < 1 << 16: see += data
         w.write(data); await w.drain()
         n = n and n - len(data)
@@ -203,21 +213,36 @@ async def together(self: Connection, up, down):
 Connection.leave, Connection.watch, Connection.together = leave, watch, together
 
 # %% ../../../nbs/20j_launch.egress.gate.ipynb #a304c57a
-async def tunnel(self: Connection):
-    "After CONNECT: whatever the two say to each other."
-    self.answered = True
+async def tunnel(self: Connection, q: Request):
+    "After CONNECT: a plain request on port 80, TLS with the right name on port 443, whatever the two have to say to each other on other ports."
     self.w.write(b'HTTP/1.1 200 Connection established\r\n\r\n')
+    if q.port == 80:
+        i = inner(await read_head(self.r, self.caps.idle_s), q.host, q.port)
+        if shows(self.gate.key, i): raise Refusal(403, 'secret', 'the key of this session is for the model only')
+        self.row['method'] = i.method
+        return await self.forward(i)
+    self.answered = True
+    if q.port == 443 and not is_address(q.host): await self.greeting(q)
     async def up():
         try: await self.copy(self.r, self.far_w, 'up'); self.far_w.write_eof()
         except OSError: pass
         self.leave()
     await self.together(up(), self.copy(self.far_r, self.w, 'down'))
-Connection.tunnel = tunnel
+async def greeting(self: Connection, q: Request):
+    "The beginning of TLS, passed on if it names the host. Error: `Refusal`."
+    try:
+        async with asyncio.timeout(self.caps.idle_s):
+            head = await self.r.readexactly(5)
+            data = await self.r.readexactly(int.from_bytes(head[3:], 'big')) if head[:2] == b'\x16\3' else b''
+    except TimeoutError: raise Refusal(408, 'slow', 'nothing came') from None
+    if (name := server_name(data)) != q.host: raise Refusal(403, 'sni', f'TLS with {name or "no name"} in a tunnel to {q.host}')
+    self.count('up', 5 + len(data)); self.far_w.write(head + data)
+Connection.tunnel, Connection.greeting = tunnel, greeting
 
 async def forward(self: Connection, q: Request):
     "A request with a whole address, and its answer."
     head = q.head()
-    self.row['up'] += len(head); self.far_w.write(head)
+    self.count('up', len(head)); self.far_w.write(head)
     async def up():
         try:
             if await (self.chunks() if q.body == 'chunked' else self.copy(self.r, self.far_w, 'up', q.body)) or not await self.r.read(1): self.leave()
@@ -257,7 +282,7 @@ async def response(self: Connection, q: Request):
         try: head = await self.far_r.readuntil(b'\r\n\r\n')
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError): raise Refusal(502, 'upstream', f'{q.host} gave no answer') from None
         status, headers, out = response_head(head)
-        self.row['down'] += len(head); self.moved = self.loop.time()
+        self.count('down', len(head))
         if status == 101: raise Refusal(502, 'upstream', f'{q.host} changed the protocol')
         if status == 100: out = b'HTTP/1.1 100 Continue\r\n\r\n'
         if status in (100, *range(200, 600)): self.w.write(out)

@@ -10,10 +10,10 @@ from ...records import ClawlabError, InputError, setting
 
 # %% auto #0
 __all__ = ['REFUSALS', 'FAILURES', 'PORTS', 'HOP', 'Refusal', 'canonical', 'authority', 'Rule', 'Policy', 'rule', 'is_address',
-           'policy', 'public', 'Request', 'bad', 'headers_of', 'body_of', 'parse', 'challenge']
+           'policy', 'public', 'Request', 'bad', 'headers_of', 'body_of', 'parse', 'inner', 'server_name', 'challenge']
 
 # %% ../../../nbs/20i_launch.egress.rules.ipynb #d530e42e
-REFUSALS = ('request', 'size', 'slow', 'key', 'host', 'port', 'address', 'secret', 'busy', 'budget')  # by us, before or instead of the other side
+REFUSALS = ('request', 'size', 'slow', 'key', 'host', 'port', 'address', 'sni', 'secret', 'busy', 'budget')  # by us, before or instead of the other side
 FAILURES = ('resolve', 'connect', 'upstream', 'idle', 'closed', 'internal')                          # allowed, and it failed
 
 class Refusal(ClawlabError):
@@ -162,6 +162,31 @@ def parse(head: bytes) -> Request:
     if len(hosts) > 1 or hosts and hosts[0] != (host, port): bad('Host differs from the address')
     if method == 'CONNECT' and body: bad('CONNECT has no body')
     return Request(method, host, port, path, headers, body)
+
+# %% ../../../nbs/20i_launch.egress.rules.ipynb #82ec4a6a
+def inner(head: bytes, host: str, port: int) -> Request:
+    "The head of a plain request in a tunnel. Error: `Refusal`."
+    m = re.match(rb'[A-Z]{1,20} (?=/)', head) or bad(f'a tunnel to port {port} carries plain HTTP')
+    return parse(head[:m.end()] + f'http://{f"[{host}]" if ":" in host else host}:{port}'.encode() + head[m.end():])
+
+def server_name(hello: bytes # the first record's content
+               ) -> str:     # canonical; '' if it names none
+    "The host that a TLS connection begins with (RFC 6066, section 3). Error: `Refusal`."
+    def cut(b, n): # a field with a length of n bytes before it: (field, rest)
+        size = int.from_bytes(b[:n], 'big')
+        return (b[n:n+size], b[n+size:]) if len(b) >= n + size and len(b) >= n else bad('a malformed beginning of TLS')
+    body, rest = cut(hello[1:], 3)
+    if hello[:1] != b'\1' or rest: bad('not the beginning of TLS')
+    rest = cut(cut(cut(body[34:], 1)[1], 2)[1], 1)[1]  # after version and random: session, ciphers, compressions
+    extensions, names = cut(rest, 2)[0] if rest else b'', []
+    while extensions:
+        data, after = cut(extensions[2:], 2)
+        if extensions[:2] == b'\0\0': names.append(cut(data, 2)[0])
+        extensions = after
+    if len(names) > 1 or names and names[0][:1] != b'\0': bad('more than one server name')
+    if not names: return ''
+    name, rest = cut(names[0][1:], 2)
+    return bad('more than one server name') if rest else canonical(name.decode('latin1'))
 
 # %% ../../../nbs/20i_launch.egress.rules.ipynb #db2eecec
 _WALLS = dict(cloudflare=r'cf-chl|cdn-cgi/challenge-platform/h/|<title>just a moment', datadome=r'captcha-delivery\.com', perimeterx=r'px-captcha', imperva=r'_incapsula_resource', aws=r'awswafcaptcha|captcha\.awswaf',
