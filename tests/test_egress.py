@@ -494,7 +494,7 @@ async def test_on_a_shared_port_the_key_says_whose_list_it_is(tmp_path, monkeypa
             assert (await c.get('http://one.example/', proxy=f'http://127.0.0.1:{proxy.port}', proxy_auth=aiohttp.BasicAuth('clawlab', keys[0]))).status == 502
         await one.close()
         assert await ask(keys[0], 'one.example') == ('407', 'key') and [r['error'] for r in two.rows] == ['connect'] and [r['error'] for r in one.rows] == ['connect', 'host', 'connect']
-        assert one.env('http://127.0.0.1:8000', True)['https_proxy'] == f'http://clawlab:{keys[0]}@127.0.0.1:8000' and keys[0] not in json.dumps(one.record())
+        assert one.env('http://127.0.0.1:8000', '/home/agent', True)['https_proxy'] == f'http://clawlab:{keys[0]}@127.0.0.1:8000' and keys[0] not in json.dumps(one.record())
         await two.close()
     store.close()
 

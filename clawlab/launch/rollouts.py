@@ -88,8 +88,8 @@ async def run_harness(task: Task, harness, session, proxy, backend, limits, gate
             async with asyncio.timeout(START_S):
                 await box.start()
                 argv, env, files = harness.command(task.instruction, 'clawlab', box.url + session.base_path, session.api_key, limits, proxy.engine.max_context)
-                await box.put({**task.files, **files})
-                if gate: env = {**env, **gate.env(box.url, backend == 'kubernetes' and bool(backend_module(backend).serves(backend)))}
+                await box.put({**task.files, **files, **(gate.files() if gate else {})})
+                if gate: env = {**env, **gate.env(box.url, box.home, backend == 'kubernetes' and bool(backend_module(backend).serves(backend)))}
         except TimeoutError: raise SandboxError(f'no sandbox within {START_S} s') from None
         ex = await box.exec(argv, env, timeout=limits.seconds)
         return ex, await box.get(), box.left_out

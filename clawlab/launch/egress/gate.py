@@ -5,18 +5,20 @@
 # %% ../../../nbs/20j_launch.egress.gate.ipynb #095c1643
 from __future__ import annotations
 import asyncio, base64, logging, re, socket, time, zlib
+import brotli, zstandard
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from aiohttp import web
 from .rules import FAILURES, HOP, Policy, Refusal, Request, Rule, challenge, headers_of, inner, is_address, parse, policy, public, server_name
+from .tls import Plain, the_authority, trust
 
 log = logging.getLogger('clawlab.egress')
 
 # %% auto #0
-__all__ = ['log', 'BLOCKED', 'Caps', 'look_up', 'Gate', 'shows', 'unpacked', 'Connection', 'read_head', 'connect', 'refuse',
-           'copy', 'leave', 'watch', 'together', 'tunnel', 'greeting', 'forward', 'chunks', 'response_head', 'response',
-           'Door', 'server', 'gate_of', 'shared', 'env', 'open_gate']
+__all__ = ['log', 'BLOCKED', 'CERT', 'Caps', 'look_up', 'Gate', 'shows', 'unpacked', 'Connection', 'read_head', 'connect',
+           'refuse', 'copy', 'leave', 'watch', 'together', 'tunnel', 'greeting', 'secures', 'look_in', 'forward',
+           'chunks', 'response_head', 'response', 'Door', 'server', 'gate_of', 'shared', 'env', 'files', 'open_gate']
 
 # %% ../../../nbs/20j_launch.egress.gate.ipynb #098a7e5e
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Gate:
                  caps: Caps = Caps(), resolve=look_up    # name -> addresses
                 ):
         self.policy, self.key, self.caps, self.resolve = policy, key, caps, resolve
+        self.authority, self.trust = (the_authority(), trust()) if policy.inspect else (None, None)
         self.left, self.rows, self.count, self.tasks, self.asking = caps.bytes, [], Counter(), set(), asyncio.Semaphore(2)
 
     async def serve(self, r, w, head: bytes | None = None):
@@ -89,9 +92,11 @@ def unpacked(body: bytes, headers: dict, most: int = 1 << 18) -> bytes:
         out, at = b'', 0
         while (m := re.compile(rb'([0-9a-fA-F]{1,8})[^\r\n]*\r\n').match(body, at)) and (n := int(m[1], 16)): out, at = out + body[m.end():m.end()+n], m.end() + n + 2
         body = out
-    if headers.get('content-encoding', '') not in ('gzip', 'deflate'): return body
-    try: return zlib.decompressobj(47).decompress(body, most)
-    except zlib.error: return b''
+    try: return _UNPACK.get(headers.get('content-encoding', '').lower(), lambda b, n: b)(body, most)
+    except (zlib.error, brotli.error, zstandard.ZstdError): return b''
+
+_UNPACK = dict(gzip=lambda b, n: zlib.decompressobj(47).decompress(b, n), deflate=lambda b, n: zlib.decompressobj(47).decompress(b, n), br=lambda b, n: brotli.Decompressor().process(b, output_buffer_limit=n),
+               zstd=lambda b, n: zstandard.ZstdDecompressor().stream_reader(b).read(n))
 
 # %% ../../../nbs/20j_launch.egress.gate.ipynb #68856d6e
 class Connection:
@@ -147,6 +152,7 @@ async def read_head(r, seconds: float) -> bytes:
 async def connect(self: Connection, rule: Rule, q: Request):
     "Streams to the other side. Error: `Refusal`."
     g, s = self.gate, self.caps.connect_s
+    secure = dict(ssl=g.trust, server_hostname=q.host) if self.secures(q) else {}
     found, port = [rule.to and rule.to[0]], rule.to and rule.to[1] or q.port
     if not rule.to:
         try:
@@ -160,7 +166,7 @@ async def connect(self: Connection, rule: Rule, q: Request):
         if not all(map(public, found)): raise Refusal(403, 'address', f'{q.host} leads to an address that is not public')
     for a in found[:4]:
         try:
-            async with asyncio.timeout(s): r, w = await asyncio.open_connection(a, port, limit=self.caps.head)
+            async with asyncio.timeout(s): r, w = await asyncio.open_connection(a, port, limit=self.caps.head, **secure)
         except (OSError, TimeoutError): continue
         here, there = w.get_extra_info('sockname'), w.get_extra_info('peername')
         if here and there and (rule.to or here[0] != there[0]): return r, w
@@ -216,28 +222,43 @@ Connection.leave, Connection.watch, Connection.together = leave, watch, together
 async def tunnel(self: Connection, q: Request):
     "After CONNECT: a plain request on port 80, TLS with the right name on port 443, whatever the two have to say to each other on other ports."
     self.w.write(b'HTTP/1.1 200 Connection established\r\n\r\n')
-    if q.port == 80:
-        i = inner(await read_head(self.r, self.caps.idle_s), q.host, q.port)
+    if (tls := self.secures(q)) or q.port == 80:
+        if tls: await self.look_in(q)
+        i = inner(await read_head(self.r, self.caps.idle_s), q.host, q.port, tls)
         if shows(self.gate.key, i): raise Refusal(403, 'secret', 'the key of this session is for the model only')
         self.row['method'] = i.method
         return await self.forward(i)
     self.answered = True
-    if q.port == 443 and not is_address(q.host): await self.greeting(q)
+    if q.port == 443 and not is_address(q.host): self.far_w.write(first := await self.greeting(q)); self.count('up', len(first))
     async def up():
         try: await self.copy(self.r, self.far_w, 'up'); self.far_w.write_eof()
         except OSError: pass
         self.leave()
     await self.together(up(), self.copy(self.far_r, self.w, 'down'))
-async def greeting(self: Connection, q: Request):
-    "The beginning of TLS, passed on if it names the host. Error: `Refusal`."
+async def greeting(self: Connection, q: Request) -> bytes:
+    "The beginning of TLS, if it names the host. Error: `Refusal`."
     try:
         async with asyncio.timeout(self.caps.idle_s):
             head = await self.r.readexactly(5)
             data = await self.r.readexactly(int.from_bytes(head[3:], 'big')) if head[:2] == b'\x16\3' else b''
     except TimeoutError: raise Refusal(408, 'slow', 'nothing came') from None
-    if (name := server_name(data)) != q.host: raise Refusal(403, 'sni', f'TLS with {name or "no name"} in a tunnel to {q.host}')
-    self.count('up', 5 + len(data)); self.far_w.write(head + data)
-Connection.tunnel, Connection.greeting = tunnel, greeting
+    if (name := server_name(data)) != q.host and not (is_address(q.host) and not name): raise Refusal(403, 'sni', f'TLS with {name or "no name"} in a tunnel to {q.host}')
+    return head + data
+
+def secures(self: Connection, q: Request) -> bool:
+    "Is this a tunnel that the gate looks into?"
+    return self.gate.policy.inspect and q.method == 'CONNECT' and q.port != 80
+
+async def look_in(self: Connection, q: Request):
+    "Answer in the host's name; from now on the client's streams are what is inside. Error: `Refusal`."
+    self.answered = True  # nothing can be said in plain text now
+    first = await self.greeting(q)
+    try:
+        async with asyncio.timeout(self.caps.idle_s):
+            self.r = self.w = await Plain(self.r, self.w, await self.gate.authority.context(q.host), self.caps.head).handshake(first)
+    except TimeoutError: raise Refusal(408, 'slow', 'nothing came') from None
+    self.answered = False
+Connection.tunnel, Connection.greeting, Connection.secures, Connection.look_in = tunnel, greeting, secures, look_in
 
 async def forward(self: Connection, q: Request):
     "A request with a whole address, and its answer."
@@ -355,14 +376,22 @@ def shared(caps: Caps = Caps()) -> type:
     return Server
 
 # %% ../../../nbs/20j_launch.egress.gate.ipynb #addb2f61
+CERT = '.config/clawlab/egress.pem'  # below the home folder
+
 def env(self: Gate, url: str, # the listener, seen from inside
-        shared=False          # all sandboxes share it: name the key
+        home: str,            # the home folder, too
+        shared=False          # all sandboxes share the listener: name the key
        ) -> dict[str, str]:
     "Variables for the programs in the sandbox."
     if shared: url = url.replace('://', f'://clawlab:{self.key}@')
     both = dict(http_proxy=url, https_proxy=url, no_proxy='127.0.0.1,localhost')
-    return both | {k.upper(): v for k, v in both.items()} | {'NODE_USE_ENV_PROXY': '1'}
-Gate.env = env
+    cert = dict.fromkeys(('SSL_CERT_FILE', 'NODE_EXTRA_CA_CERTS', 'REQUESTS_CA_BUNDLE', 'CURL_CA_BUNDLE'), f'{home}/{CERT}') if self.authority else {}
+    return both | {k.upper(): v for k, v in both.items()} | {'NODE_USE_ENV_PROXY': '1'} | cert
+
+def files(self: Gate) -> dict[str, str]:
+    "What the programs need of us: the run's authority, if the gate looks inside TLS."
+    return {f'~/{CERT}': self.authority.pem} if self.authority else {}
+Gate.env, Gate.files = env, files
 
 def open_gate(name: str, key: str = '') -> Gate | None:
     "The gate of a list; None for no list. Error: `InputError`."

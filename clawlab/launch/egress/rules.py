@@ -5,7 +5,7 @@
 # %% ../../../nbs/20i_launch.egress.rules.ipynb #7ee528ed
 from __future__ import annotations
 import ipaddress, re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ...records import ClawlabError, InputError, setting
 
 # %% auto #0
@@ -124,6 +124,7 @@ class Request:
     target: str                     # path and query; '' for CONNECT
     headers: tuple[tuple[str, str], ...]
     body: int | str                 # bytes that follow, or 'chunked'
+    secure: bool = False            # inside TLS
 
     def value(self, name: str) -> str | None: return next((v for k, v in self.headers if k.lower() == name), None)
 
@@ -132,7 +133,7 @@ class Request:
         named = {x.strip().lower() for k, v in self.headers if k.lower() == 'connection' for x in v.split(',')} - {'host', 'content-length', 'transfer-encoding'}
         kept = [f'{k}: {v}\r\n' for k, v in self.headers if k.lower() not in (*HOP, 'host') and k.lower() not in named]
         host = f'[{self.host}]' if ':' in self.host else self.host
-        return f'{self.method} {self.target} HTTP/1.1\r\nHost: {host}{"" if self.port == 80 else f":{self.port}"}\r\n{"".join(kept)}Connection: close\r\n\r\n'.encode('latin1')
+        return f'{self.method} {self.target} HTTP/1.1\r\nHost: {host}{"" if self.port == (443 if self.secure else 80) else f":{self.port}"}\r\n{"".join(kept)}Connection: close\r\n\r\n'.encode('latin1')
 
 # %% ../../../nbs/20i_launch.egress.rules.ipynb #7a80bf3c
 def bad(text: str): raise Refusal(400, 'request', text)
@@ -164,10 +165,10 @@ def parse(head: bytes) -> Request:
     return Request(method, host, port, path, headers, body)
 
 # %% ../../../nbs/20i_launch.egress.rules.ipynb #82ec4a6a
-def inner(head: bytes, host: str, port: int) -> Request:
-    "The head of a plain request in a tunnel. Error: `Refusal`."
-    m = re.match(rb'[A-Z]{1,20} (?=/)', head) or bad(f'a tunnel to port {port} carries plain HTTP')
-    return parse(head[:m.end()] + f'http://{f"[{host}]" if ":" in host else host}:{port}'.encode() + head[m.end():])
+def inner(head: bytes, host: str, port: int, secure=False) -> Request:
+    "The head of a request in a tunnel. Error: `Refusal`."
+    m = re.match(rb'[A-Z]{1,20} (?=/)', head) or bad('what is in the tunnel is no HTTP request')
+    return replace(parse(head[:m.end()] + f'http://{f"[{host}]" if ":" in host else host}:{port}'.encode() + head[m.end():]), secure=secure)
 
 def server_name(hello: bytes # the first record's content
                ) -> str:     # canonical; '' if it names none
