@@ -2,13 +2,14 @@
 import asyncio, gzip, json, os, ssl, time
 from contextlib import asynccontextmanager
 from dataclasses import replace
-import pytest
+import brotli, pytest
 os.environ.setdefault('CLAWLAB_SANDBOX_UIDS', f'{(a := 72000 + os.getpid() % 20 * 100)}-{a + 100}')  # apart from whatever else runs on this machine
 from clawlab.records import InputError
 from clawlab.capture.engines.script import ScriptEngine
 from clawlab.capture.proxy import Proxy
 from clawlab.capture.store import Store
 from clawlab.launch.egress import gate as G, rules as R
+from clawlab.launch.egress.tls import Authority
 from clawlab.launch.harness import load
 from clawlab.launch.rollouts import Job, run_rollouts
 from clawlab.launch.sandbox.base import Limits, probe
@@ -111,14 +112,14 @@ class Site:
         except (ConnectionError, asyncio.IncompleteReadError): pass
         finally: self.ended.set(); w.close()
 
-def site_says(text): 
-    async def does(head, r, w): w.write(text if isinstance(text, bytes) else text.encode()); await w.drain(); w.write_eof()
+def site_says(text: str):
+    async def does(head, r, w): w.write(text.encode()); await w.drain(); w.close()
     return does
 
 @asynccontextmanager
-async def gated(*entries, **kw):
+async def gated(*entries, inspect=False, **kw):
     "A gate behind its door, and `ask(bytes) -> bytes`."
-    g = G.Gate(R.Policy('search', tuple(map(R.rule, entries))), key=KEY, **{'resolve': nowhere, **kw})
+    g = G.Gate(R.Policy('search', tuple(map(R.rule, entries)), inspect), key=KEY, **{'resolve': nowhere, **kw})
     async def model(reader, writer): writer.write(b'MODEL ' + await reader.readuntil(b'\r\n')); writer.close()
     def plain():
         r = asyncio.StreamReader(); return asyncio.StreamReaderProtocol(r, model)
@@ -412,6 +413,52 @@ async def test_slow_names_of_one_sandbox_hold_two_threads_at_most():
         assert all(b'Egress: resolve' in o for o in out) and len(busy) == 2
         gone.set()
 
+WORLD = Authority()  # whom the world outside trusts
+
+@asynccontextmanager
+async def secure_site(*names, does=None):
+    "A site that speaks TLS, in the name of the first of `names`."
+    s, ctx = Site(does), await WORLD.context(names[0])
+    async with s: s.server.close(); s.server = await asyncio.start_server(s.serve, '127.0.0.1', s.port, ssl=ctx); yield s
+
+async def ask_tls(g, host, data, *, trust=None, name=None, first=b''):
+    "A request inside TLS in a tunnel through the gate; the TLS error, if there was one."
+    r, w = await asyncio.open_connection('127.0.0.1', g.port)
+    try:
+        w.write(raw(f'CONNECT {host}:443 HTTP/1.1') + first)
+        if not (head := await r.readuntil(b'\r\n\r\n')).startswith(b'HTTP/1.1 200'): return head + await r.read()
+        await w.start_tls(trust or ssl.create_default_context(cadata=g.authority.pem), server_hostname=name or host)
+        w.write(data); return await asyncio.wait_for(r.read(), 20)
+    except (ConnectionError, ssl.SSLError) as e: return type(e).__name__.encode()
+    finally: w.close()
+
+async def test_a_list_may_ask_to_look_inside_TLS():
+    page = brotli.compress(b'<div id="px-captcha">' + b'x' * 300)
+    async def does(head, r, w): w.write(b'HTTP/1.1 403 No\r\nContent-Encoding: br\r\nContent-Length: %d\r\n\r\n' % len(page) + page if 'captcha' in head else b'HTTP/1.1 200 OK\r\n\r\nhello ' + (await r.readexactly(5))); await w.drain(); w.close()
+    async with secure_site('a.example', does=does) as s, gated(f'a.example:443=127.0.0.1:{s.port}', inspect=True) as g:
+        g.trust = ssl.create_default_context(cadata=WORLD.pem)
+        out = await ask_tls(g, 'a.example', raw('POST /q HTTP/1.1', 'Host: a.example', 'Content-Length: 5') + b'world')
+        assert out.startswith(b'HTTP/1.1 200 OK\r\n') and out.endswith(b'hello world') and s.heads == ['POST /q HTTP/1.1\r\nHost: a.example\r\nContent-Length: 5\r\nConnection: close\r\n\r\n']
+        assert (await ask_tls(g, 'a.example', raw('GET /captcha HTTP/1.1', 'Host: a.example'))).endswith(page)
+        for bad, status in ((raw('GET / HTTP/1.1', 'Host: evil.example'), b'400'), (raw('GET / HTTP/1.1', f'Authorization: Bearer {KEY}'), b'403'), (raw('GET / HTTP/1.1', 'X: ' + 'x' * 70_000), b'431'), (raw('POST / HTTP/1.1', 'Content-Length: 1', 'Transfer-Encoding: chunked'), b'400')):
+            assert (await ask_tls(g, 'a.example', bad)).startswith(b'HTTP/1.1 ' + status)
+        await settled(g)
+        assert [(r['method'], r['port'], r['status'], r['captcha'], r['error']) for r in g.rows] == [('POST', 443, 200, '', ''), ('GET', 443, 403, 'perimeterx', '')] + [('CONNECT', 443, None, '', k) for k in ('request', 'secret', 'size', 'request')]
+        assert len(s.heads) == 2 and KEY not in json.dumps(g.record()) and (g.record()['seen'], g.record()['captcha']) == (2, 1)
+
+async def test_looking_inside_trusts_nobody_it_should_not():
+    async with secure_site('other.example') as s, gated(f'a.example:443=127.0.0.1:{s.port}', inspect=True) as g:
+        assert b'Egress: connect' in await ask_tls(g, 'a.example', b'')             # an authority that nobody knows
+        g.trust = ssl.create_default_context(cadata=WORLD.pem)
+        assert b'Egress: connect' in await ask_tls(g, 'a.example', b'')             # the certificate of another host
+        assert s.heads == []
+    async with secure_site('a.example') as s, gated(f'a.example:443=127.0.0.1:{s.port}', inspect=True) as g:
+        g.trust = ssl.create_default_context(cadata=WORLD.pem)
+        assert b'SSL' in await ask_tls(g, 'a.example', b'', trust=ssl.create_default_context(cadata=WORLD.pem))   # a client that doesn't know the run's authority
+        assert await ask_tls(g, 'a.example', b'', name='evil.example') in (b'ConnectionResetError', b'ConnectionAbortedError', b'SSLEOFError')
+        await settled(g)
+        assert s.heads == [] and kinds(g) == [(True, 'closed'), (False, 'sni')]
+
 # ---- rollouts ----------------------------------------------------------------------------------------------------------
 
 REAL = Limits(cpus=2, memory_mb=1024, pids=64, disk_mb=64, seconds=60)
@@ -445,6 +492,18 @@ async def test_an_agent_reaches_what_its_list_names_and_nothing_else(tmp_path, m
     assert (rec['list'], rec['requests'], rec['refused'], rec['blocked'], rec['seen'], rec['captcha']) == ('search', 3, 2, 2, 1, 0) and len(s.heads) == 1
     b = behavior(again)
     assert (b['egress'], round(b['blocked'], 2), b['captcha']) == (3, .67, 0.)
+
+@pytest.mark.parametrize('backend', [BWRAP, pytest.param('podman', marks=pytest.mark.podman)])
+async def test_an_agent_whose_list_is_looked_into_notices_nothing(tmp_path, monkeypatch, backend):
+    "curl and Python's own client trust the run's authority; the status of what they asked for is on record."
+    monkeypatch.setattr(G, 'trust', lambda: ssl.create_default_context(cadata=WORLD.pem))
+    async with secure_site('search.example', does=site_says('HTTP/1.1 429 Slow\r\nContent-Length: 7\r\n\r\nresults')) as s:
+        monkeypatch.setenv('CLAWLAB_EGRESS_SEARCH', f'search.example:443=127.0.0.1:{s.port}, tls=inspect')
+        python = 'python3 -c "import urllib.request as u; print(u.urlopen(\'https://search.example/\').status)" 2>&1 | tail -1'
+        r, again = await play(tmp_path, backend, replace(TASKS['test-copy-1-0'], egress='search'), [sh('curl -sS -m 20 -w " [%{http_code}]" https://search.example/q'), sh(python), sh('ls -A; grep -c PRIVATE ~/.config/clawlab/* || true'), 'done'])
+    said = [m.content for m in r.calls[-1].messages if m.role == 'tool']
+    assert 'results [429]' in said[0] and 'HTTP Error 429' in said[1] and 'clawlab' not in said[2] and said[2].split()[-1] == '0', said
+    assert [(x['method'], x['port'], x['status']) for x in again.meta['egress']['rows']] == [('GET', 443, 429)]*2 and again.meta['egress']['blocked'] == 2
 
 @pytest.mark.parametrize('backend', [BWRAP])
 async def test_without_a_list_there_is_no_gate(tmp_path, backend):
