@@ -568,3 +568,12 @@ async def test_a_harness_with_a_list_still_finds_its_model(tmp_path, monkeypatch
         r, = await run_rollouts([Job(task, name, group='g')], proxy=proxy, store=store, backend='bwrap', limits=replace(REAL, memory_mb=4096, pids=256, disk_mb=256, seconds=280), progress=False)
     store.close()
     assert (r.outcome, r.reward) == ('ok', 1.0) and not any(x['allowed'] or x['host'] == '127.0.0.1' for x in r.meta['egress']['rows']), r.meta
+
+def test_the_behaviour_table_has_these_rows_where_somebody_could_go_outside():
+    from clawlab.study.behavior import chat_rollout, summarise
+    from clawlab.study.report import behavior_html
+    run = chat_rollout([('ls', '', False), ('done', None, False)])
+    out = replace(run, meta=dict(egress=dict(requests=4, blocked=1, seen=2, captcha=1)))
+    shown = lambda *rs: behavior_html(dict(behavior={'sft': {'react': summarise([behavior(r) for r in rs], n_boot=50)}}))
+    assert 'to the outside' not in shown(run) and 'proof of a human' not in shown(run)
+    assert all(x in shown(run, out) for x in ('to the outside', '4.00', '1 of 2', 'blocked', '0.25', 'proof of a human', '0.50'))
