@@ -103,7 +103,7 @@ test-postgres: env
 test-podman: harnesses
 	@command -v podman >/dev/null && { command -v runc >/dev/null || [ -e /sys/fs/cgroup/cgroup.controllers ]; } || { [ "$$(id -u)" = 0 ] || { echo "clawlab: please install the Debian packages podman and runc first" >&2; exit 1; }; \
 	 apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq podman runc >/dev/null; }
-	@$(BIN)/python -m pytest tests/test_podman.py -m podman
+	@$(BIN)/python -m pytest tests/test_podman.py tests/test_egress.py -m podman
 
 # Sandboxes on a real one-node Kubernetes. Building it takes ten minutes, once per machine: tests/cluster/cluster build.
 CLUSTER := $(or $(CLAWLAB_CLUSTER_HOME),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/clawlab-cluster)/bin/pause.tar

@@ -5,6 +5,7 @@
 # %% ../nbs/90_cli.ipynb #35dfa4b9
 from __future__ import annotations
 import asyncio, contextlib, errno, gc, hashlib, os, signal, sys, sqlite3, time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Optional
 import typer
@@ -92,10 +93,11 @@ def rollout(tasks: Annotated[str, typer.Option(help='A task suite: a folder, or 
             concurrency: Annotated[int, whole(help='Sandboxes at a time; 0: the laboratory\'s setting')] = 0,
             temperature: Heat = 1.0, max_tokens: Most = 256,
             seed: Seed = 0, group: Annotated[str, typer.Option(help='Name of this set; the same name again resumes it')] = 'cli',
+            egress: Annotated[str, typer.Option(help='Name of a list of hosts in settings.ini that these tasks may reach; default: the task\'s own, mostly none')] = '',
             dry_run: Annotated[bool, typer.Option('--dry-run', help='kubernetes: print the pods as YAML, make none')] = False):
     "Play tasks in harnesses with an engine, graded and captured."
     if dry_run: emit(_dry_run(harness.split(','), sandbox or setting('sandbox', 'backend')))
-    else: emit(asyncio.run(_rollout(tasks, harness.split(','), engine, store, n, samples, split, sandbox or setting('sandbox', 'backend'), concurrency or int(setting('lab', 'concurrency')), temperature, max_tokens, seed, group)))
+    else: emit(asyncio.run(_rollout(tasks, harness.split(','), engine, store, n, samples, split, sandbox or setting('sandbox', 'backend'), concurrency or int(setting('lab', 'concurrency')), temperature, max_tokens, seed, group, egress)))
 
 def _dry_run(harnesses, backend):
     "The pod of each harness."
@@ -105,14 +107,16 @@ def _dry_run(harnesses, backend):
     for h in harnesses: print('---\n' + dry_run(binds=load(h).binds), end='')
     return dict(dry_run=True, pods=len(harnesses))
 
-async def _rollout(suite, harnesses, engine, store, n, samples, split, backend, concurrency, temperature, max_tokens, seed, group):
+async def _rollout(suite, harnesses, engine, store, n, samples, split, backend, concurrency, temperature, max_tokens, seed, group, egress):
     from clawlab.capture.engines.base import Sampling
+    from clawlab.launch.egress.gate import shared
     from clawlab.launch.rollouts import Job, run_rollouts
     from clawlab.launch.sandbox.kubernetes import serves
     from clawlab.launch.tasks import load_suite, select
     from clawlab.study.metrics import cell
     all_tasks = load_suite(suite); chosen = select(all_tasks, split=split, n=n, seed=seed); eng = make_engine(engine, all_tasks)
-    async with laboratory(eng, store, *serves(backend), sampling=Sampling(temperature=temperature, max_tokens=max_tokens)) as (proxy, st):
+    if egress: chosen = [replace(t, egress=egress) for t in chosen]
+    async with laboratory(eng, store, *(at := serves(backend)), kind=shared() if at else None, sampling=Sampling(temperature=temperature, max_tokens=max_tokens)) as (proxy, st):
         jobs = [Job(t, h, k, f'{group}/{h}/{t.task_id}', eng.name, split, seed) for t in chosen for h in harnesses for k in range(samples)]
         rs = await run_rollouts(jobs, proxy=proxy, store=st, backend=backend, concurrency=concurrency)
     by = {h: cell([r for r in rs if r.harness == h], n_boot=2000) for h in harnesses}
@@ -120,7 +124,7 @@ async def _rollout(suite, harnesses, engine, store, n, samples, split, backend, 
 
 # %% ../nbs/90_cli.ipynb #88b3e0d0
 @contextlib.asynccontextmanager
-async def laboratory(engine, store: str, host: str = '127.0.0.1', port: int = 0, **kw):
+async def laboratory(engine, store: str, host: str = '127.0.0.1', port: int = 0, kind: type | None = None, **kw):
     "A store and a proxy in front of an engine, started and stopped: `(proxy, store)`. A port in use is one clear line."
     from clawlab.capture.store import Store
     from clawlab.capture.proxy import Proxy
@@ -128,7 +132,7 @@ async def laboratory(engine, store: str, host: str = '127.0.0.1', port: int = 0,
     except OSError as e: raise InputError(f'cannot open the store {store}: {e.strerror or e}') from None
     proxy = Proxy(engine, st, **kw)
     try:
-        try: await proxy.start(host, port)
+        try: await proxy.start(host, port, *(kind,)*bool(kind))
         except OSError as e:
             if e.errno == errno.EADDRINUSE: raise InputError(f'port {port} on {host} is in use') from None
             raise InputError(f'cannot listen on {host}:{port}: {e.strerror}') from None

@@ -131,6 +131,7 @@ class Task:
     rubric: str = ''
     level: int = 1
     limits: dict = field(default_factory=dict)
+    egress: str = ''                    # name of the list of hosts that the sandbox may reach; empty: the model only
 
     def _repr_markdown_(self):
         return f'**{self.task_id}** ({self.family}, level {self.level}, {self.split})\n\n> {self.instruction}\n\n' + '\n'.join(f'- `{s}`' for s in self.steps)
@@ -178,20 +179,21 @@ DEFAULTS = {
     'sandbox': {'backend': 'bwrap', 'image': ''},
     'kubernetes': {'namespace': 'clawlab-sandboxes', 'image': '', 'proxy': '', 'patch': '', 'starting': '16', 'rate': '20'},
     'store':   {'durable': 'process'},
+    'egress':  {},  # names are the user's own
 }
 
 def setting(section: str, # a section of `settings.ini`
             key: str
            ) -> str:
     "A laboratory setting: environment, then `settings.ini` of the working directory or above, then the default."
-    if section not in DEFAULTS or key not in DEFAULTS[section]: raise InputError(f'unknown setting {section}.{key}')
+    if section not in DEFAULTS or DEFAULTS[section] and key not in DEFAULTS[section]: raise InputError(f'unknown setting {section}.{key}')
     env = os.environ.get(f'CLAWLAB_{section}_{key}'.upper())
     if env is not None: return env
     for d in (Path.cwd(), *Path.cwd().parents):
         if (f := d/'settings.ini').is_file():
             cp = configparser.ConfigParser(); cp.read(f)
-            return cp.get(section, key, fallback=DEFAULTS[section][key])
-    return DEFAULTS[section][key]
+            return cp.get(section, key, fallback=DEFAULTS[section].get(key, ''))
+    return DEFAULTS[section].get(key, '')
 
 # %% ../nbs/00_records.ipynb #ae17a83c
 def home() -> Path:

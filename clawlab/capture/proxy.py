@@ -51,9 +51,9 @@ class Proxy:
     @property
     def inflight(self) -> int: return self.gate.inflight
 
-    async def start(self, host='127.0.0.1', port=0):
+    async def start(self, host='127.0.0.1', port=0, kind: type = Server):
         "Serve all sessions on a port; 0 picks one (`.port`). Error: `InputError` if it is in use."
-        runner = await self._runner(None)
+        runner = await self._runner(None, kind)
         site = web.TCPSite(runner, host, port, backlog=1024)
         try: await site.start()
         except OSError as e:
@@ -82,17 +82,17 @@ def _patch(cls):
     return lambda f: setattr(cls, f.__name__, f) or f
 
 @_patch(Proxy)
-async def _runner(self, bound: str | None):
+async def _runner(self, bound: str | None, kind: type = Server):
     "A server; `bound` is the only session it serves."
-    server = Server(lambda http: self._handle(http, bound), CONNECTIONS if bound else None, logger=quiet(self.meter))
+    server = kind(lambda http: self._handle(http, bound), CONNECTIONS if bound else None, logger=quiet(self.meter))
     runner = web.ServerRunner(server, shutdown_timeout=1.0)
     await runner.setup()
     return runner
 
 @_patch(Proxy)
-async def listen(self, sock: socket.socket, session_id: str):
-    "Serve one session, and no other, on a listening socket (which may live in a sandbox's network namespace)."
-    runner = await self._runner(session_id)
+async def listen(self, sock: socket.socket, session_id: str, kind: type = Server):
+    "Serve one session, and no other, on a listening socket (which may live in a sandbox's network namespace); `kind`: the server of a gate to the outside."
+    runner = await self._runner(session_id, kind)
     sock.setblocking(False)
     await web.SockSite(runner, sock, backlog=128).start()
     self._runners.setdefault(session_id, []).append(runner)

@@ -9,9 +9,11 @@ from collections import Counter
 from dataclasses import dataclass, fields, replace
 from ..records import InputError, Outcome, Rollout, SandboxError, Task, UNREWARDED, setting
 from ..capture.engines.base import Sampling
+from .egress.gate import open_gate
+from .egress.rules import policy
 from .harness import load
 from .images import unbuilt
-from .sandbox.base import Exec, Limits, make_sandbox, probe
+from .sandbox.base import Exec, Limits, backend_module, make_sandbox, probe
 from .grading import grade
 from .progress import Progress
 
@@ -78,15 +80,17 @@ def _engine_failed(calls) -> bool:
     last = max((c.seq for c in _completed(calls)), default=-1)
     return any(c.finish == 'error' and c.seq > last for c in calls)
 
-async def run_harness(task: Task, harness, session, proxy, backend, limits) -> tuple[Exec, dict[str, bytes], list[str]]:
+async def run_harness(task: Task, harness, session, proxy, backend, limits, gate=None) -> tuple[Exec, dict[str, bytes], list[str]]:
     "The harness on the task in one sandbox: how it ended, the files it left, and what couldn't be brought out."
-    box = make_sandbox(backend, limits=limits, binds=harness.binds, listener=lambda sock: proxy.listen(sock, session.session_id), name=session.rollout_id)
+    front = (gate.server(),) if gate else ()
+    box = make_sandbox(backend, limits=limits, binds=harness.binds, listener=lambda sock: proxy.listen(sock, session.session_id, *front), name=session.rollout_id)
     try:
         try:
             async with asyncio.timeout(START_S):
                 await box.start()
                 argv, env, files = harness.command(task.instruction, 'clawlab', box.url + session.base_path, session.api_key, limits, proxy.engine.max_context)
-                await box.put({**task.files, **files})
+                await box.put({**task.files, **files, **(gate.files() if gate else {})})
+                if gate: env = {**env, **gate.env(box.url, box.home, backend == 'kubernetes' and bool(backend_module(backend).serves(backend)))}
         except TimeoutError: raise SandboxError(f'no sandbox within {START_S} s') from None
         ex = await box.exec(argv, env, timeout=limits.seconds)
         return ex, await box.get(), box.left_out
@@ -103,12 +107,15 @@ async def _attempt(job, attempt, harness, *, proxy, store, backend, limits) -> R
     limits, r = _limits(limits, job.task), replace(rollout_of(job, attempt, harness.version), t_start=time.time())
     await _durable(store.put_rollout(r))
     session, ex, files = await proxy.open_session(r, sampling=job.sampling, **harness.session), None, {}
-    try: ex, files, left_out = await run_harness(job.task, harness, session, proxy, backend, limits)
+    gate = open_gate(job.task.egress, session.api_key)
+    try: ex, files, left_out = await run_harness(job.task, harness, session, proxy, backend, limits, gate)
     except SandboxError as e: outcome, reason = 'infra_fail', f'sandbox: {e}'
-    finally: calls = tuple(await proxy.close_session(session.session_id))
+    finally:
+        if gate: await gate.close()
+        calls = tuple(await proxy.close_session(session.session_id))
     if ex: outcome, reason = outcome_of(ex, calls=len(_completed(calls)), engine_failed=_engine_failed(calls), truncated=session.stats.truncated or harness.truncated(ex))
     r = replace(r, outcome=outcome, calls=calls, exit_code=ex.code if ex else None, dropped_reason=reason if outcome in UNREWARDED else None,
-                meta=r.meta | {'backend': backend, 'reason': reason} | ({'exit': _ending(ex, session.api_key), 'left_out': left_out[:20]} if ex else {}))
+                meta=r.meta | {'backend': backend, 'reason': reason} | ({'exit': _ending(ex, session.api_key), 'left_out': left_out[:20]} if ex else {}) | ({'egress': gate.record()} if gate else {}))
     r = replace(await _reward(r, job.task, files, backend), t_end=time.time())
     await _durable(store.put_rollout(r))
     return r
@@ -157,6 +164,7 @@ async def _ready(jobs: list[Job], backend: str) -> dict:
     for h in harnesses.values():
         if not h.installed: raise InputError(f'harness {h.name} is not installed: clawlab harness install {h.name}')
     if backend == 'podman' and (no := unbuilt(setting('sandbox', 'image'), harnesses.values())): raise InputError(f'container images that are not on this machine: {", ".join(no)} (clawlab harness image {" ".join(no.values())}, or podman pull)')
+    for name in sorted({j.task.egress for j in jobs} - {''}): policy(name)
     if jobs and (why := await probe(backend)): raise InputError(f'sandbox {backend}: {why}')
     return harnesses
 

@@ -30,6 +30,7 @@ class TaskLine(BaseModel):
     rubric: str = ''
     level: int = Field(1, ge=1)
     limits: dict[str, float] = {}
+    egress: str = Field('', pattern=r'^[a-z0-9_]{0,40}$')  # a name in `[egress]` of settings.ini
 
     @field_validator('files')
     @classmethod

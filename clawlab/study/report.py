@@ -8,7 +8,7 @@ import io, json, math, os, re
 from html import escape
 from pathlib import Path
 from typing import Any, Mapping, Sequence
-from .behavior import METRICS
+from .behavior import EGRESS, METRICS
 
 # %% auto #0
 __all__ = ['FLOOR', 'MIN_TASKS', 'CSS', 'judge', 'verdicts', 'headline', 'curve_figure', 'table_figure', 'stage_figure',
@@ -180,7 +180,7 @@ def behavior_html(res: Mapping) -> str:
         if not v: return '<span class="dim">missing</span>'
         return f"{v['value']:.2f}" + (f"<br><small>{v['n']} of {v['of']}</small>" if v['n'] != v['of'] else '')
     return html_table(['per rollout, T=1', *(f'{escape(a)}<br><small>{escape(h)}</small>' for a, h, _ in cols)],
-                      [[escape(what), *(one(s.get(k)) for _, _, s in cols)] for k, what in METRICS.items()]) if cols else '<p>Not measured.</p>'
+                      [[escape(what), *(one(s.get(k)) for _, _, s in cols)] for k, what in METRICS.items() if k not in EGRESS or any(s.get(k) for _, _, s in cols)]) if cols else '<p>Not measured.</p>'
 
 def pairs_html(d: Mapping[str, Any]) -> str:
     "A dictionary as a two-column table."
