@@ -1064,6 +1064,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'clawlab/launch/egress/gate.py'),
                                             'clawlab.launch.egress.gate.forward': ( 'launch.egress.gate.html#forward',
                                                                                     'clawlab/launch/egress/gate.py'),
+                                            'clawlab.launch.egress.gate.front': ( 'launch.egress.gate.html#front',
+                                                                                  'clawlab/launch/egress/gate.py'),
                                             'clawlab.launch.egress.gate.gate_of': ( 'launch.egress.gate.html#gate_of',
                                                                                     'clawlab/launch/egress/gate.py'),
                                             'clawlab.launch.egress.gate.greeting': ( 'launch.egress.gate.html#greeting',

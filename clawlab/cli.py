@@ -109,14 +109,13 @@ def _dry_run(harnesses, backend):
 
 async def _rollout(suite, harnesses, engine, store, n, samples, split, backend, concurrency, temperature, max_tokens, seed, group, egress):
     from clawlab.capture.engines.base import Sampling
-    from clawlab.launch.egress.gate import shared
+    from clawlab.launch.egress.gate import front
     from clawlab.launch.rollouts import Job, run_rollouts
-    from clawlab.launch.sandbox.kubernetes import serves
     from clawlab.launch.tasks import load_suite, select
     from clawlab.study.metrics import cell
     all_tasks = load_suite(suite); chosen = select(all_tasks, split=split, n=n, seed=seed); eng = make_engine(engine, all_tasks)
     if egress: chosen = [replace(t, egress=egress) for t in chosen]
-    async with laboratory(eng, store, *(at := serves(backend)), kind=shared() if at else None, sampling=Sampling(temperature=temperature, max_tokens=max_tokens)) as (proxy, st):
+    async with laboratory(eng, store, *front(backend), sampling=Sampling(temperature=temperature, max_tokens=max_tokens)) as (proxy, st):
         jobs = [Job(t, h, k, f'{group}/{h}/{t.task_id}', eng.name, split, seed) for t in chosen for h in harnesses for k in range(samples)]
         rs = await run_rollouts(jobs, proxy=proxy, store=st, backend=backend, concurrency=concurrency)
     by = {h: cell([r for r in rs if r.harness == h], n_boot=2000) for h in harnesses}
@@ -320,12 +319,12 @@ async def _conform(names: list[str], suite: str, backend: str) -> list[dict]:
     from clawlab.capture.engines.oracle import OracleEngine
     from clawlab.launch.harness import load
     from clawlab.launch.rollouts import Job, run_rollouts
-    from clawlab.launch.sandbox.kubernetes import serves
+    from clawlab.launch.egress.gate import front
     from clawlab.launch.tasks import load_suite
     from clawlab.learn.tree import build_tree
     tasks = load_suite(suite); task = max(tasks.values(), key=lambda t: (len(t.steps), t.task_id)); hs = [load(n) for n in names]
     with tempfile.TemporaryDirectory() as tmp:
-        async with laboratory(OracleEngine(tasks), f'{tmp}/calls.db', *serves(backend)) as (proxy, st):
+        async with laboratory(OracleEngine(tasks), f'{tmp}/calls.db', *front(backend)) as (proxy, st):
             rs = await run_rollouts([Job(task, h.name, group='check') for h in hs], proxy=proxy, store=st, backend=backend)
     rows = []
     for h, r in zip(hs, rs):

@@ -18,7 +18,7 @@ from ..capture.store import Store
 from ..launch.harness import load
 from ..launch.rollouts import Job, outcome_of, run_harness, run_rollouts
 from ..launch.sandbox.base import Limits, probe
-from ..launch.sandbox.kubernetes import serves
+from ..launch.egress.gate import front
 from ..launch.tasks import load_suite, select
 from ..learn.tree import build_tree
 from .behavior import behavior, summarise
@@ -88,7 +88,7 @@ class Yard:
         if why := await probe(self.backend): raise InputError(f'sandbox {self.backend}: {why}')
         st = Store.open(str(store)); proxy = Proxy(engine, st, sampling=self.sampling)
         try:
-            await proxy.start(*serves(self.backend))
+            await proxy.start(*front(self.backend))
             async def play(jobs: Iterable[Job], **kw) -> list[Rollout]: return await run_rollouts(list(jobs), proxy=proxy, store=st, backend=self.backend, concurrency=self.concurrency, limits=self.limits, **kw)
             try: yield proxy, play, st
             finally: await proxy.stop()

@@ -19,7 +19,7 @@ from ..capture.store import Store
 from ..launch.harness import load
 from ..launch.rollouts import Job, run_rollouts
 from ..launch.sandbox.base import Limits, probe, sweep
-from ..launch.sandbox.kubernetes import serves
+from ..launch.egress.gate import front
 from ..launch.tasks import overlap, select
 from ..learn.radix import Trie
 from ..learn.tree import build_tree
@@ -83,7 +83,7 @@ class Lab:
     @contextlib.asynccontextmanager
     async def proxy(self, engine):
         "A proxy in front of `engine`; the engine stays open."
-        p = Proxy(engine, self.store, sampling=self.sampling()); await p.start(*serves(self.backend))
+        p = Proxy(engine, self.store, sampling=self.sampling()); await p.start(*front(self.backend))
         try: yield p
         finally: await p.stop()
 

@@ -10,6 +10,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from ...capture.wire import Server
+from ..sandbox.kubernetes import serves
 from .rules import FAILURES, HOP, Policy, Refusal, Request, Rule, challenge, headers_of, inner, is_address, parse, policy, public, server_name
 from .tls import Plain, the_authority, trust
 
@@ -18,8 +19,8 @@ log = logging.getLogger('clawlab.egress')
 # %% auto #0
 __all__ = ['log', 'BLOCKED', 'CERT', 'Caps', 'look_up', 'Gate', 'shows', 'unpacked', 'Connection', 'read_head', 'connect',
            'refuse', 'copy', 'leave', 'watch', 'together', 'tunnel', 'greeting', 'secures', 'look_in', 'forward',
-           'chunks', 'response_head', 'response', 'Door', 'behind', 'server', 'gate_of', 'shared', 'env', 'files',
-           'open_gate']
+           'chunks', 'response_head', 'response', 'Door', 'behind', 'server', 'gate_of', 'shared', 'front', 'env',
+           'files', 'open_gate']
 
 # %% ../../../nbs/20j_launch.egress.gate.ipynb #098a7e5e
 @dataclass(frozen=True)
@@ -380,6 +381,10 @@ def shared(caps: Caps = Caps()) -> type:
         except (OSError, asyncio.IncompleteReadError): w.close()
         else: await gate.serve(r, w, head)
     return behind(serve, caps, tasks)
+
+def front(backend: str) -> tuple:
+    "Arguments of `Proxy.start`: host, port and server where pods call this process by one address; nothing where every sandbox has a listener of its own."
+    return (*at, shared()) if (at := serves(backend)) else ()
 
 # %% ../../../nbs/20j_launch.egress.gate.ipynb #addb2f61
 CERT = '.config/clawlab/egress.pem'  # below the home folder
