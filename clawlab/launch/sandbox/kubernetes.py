@@ -221,9 +221,9 @@ async def ahead(c: Controller, kind: tuple):
 async def empty(c: Controller):
     "The loop ends: delete what ran ahead. What an API server that is away doesn't hear of is swept later."
     c.api.patience = 2
-    for t in list(c.makers): t.cancel()
+    for t in c.makers: t.cancelling() or t.cancel()  # twice would interrupt its own cleaning up
     await asyncio.gather(*c.makers, *(discard(c, m, m.sock) for ms in c.spare.values() for m in ms), return_exceptions=True)
-    c.spare.clear()
+    await asyncio.gather(*c.stopping, return_exceptions=True)
 
 # %% ../../../nbs/20h_launch.sandbox.kubernetes.ipynb #88453348
 class Kubernetes(Sandbox):
