@@ -64,7 +64,7 @@ async def test_S46_a_pod_that_is_lost_is_told_with_its_reason(cluster):
         with pytest.raises(SandboxError, match=r'evicted.*low on memory.*Killing'): await t
 
 async def test_S_a_full_quota_is_waited_for(cluster):
-    cluster.refuse = [(403, 'pods "x" is forbidden: exceeded quota: sandboxes')] * 2
+    cluster.refuse = [(403, 'pods "x" is forbidden: exceeded quota: sandboxes'), (409, 'Operation cannot be fulfilled on resourcequotas "sandboxes": the object has been modified')] * 2
     async with BACKEND.box() as s: assert (await s.exec(['true'])).ok
 
 async def test_S_a_refusal_is_bad_input(cluster):

@@ -4,7 +4,7 @@
 
 # %% ../../../nbs/20h_launch.sandbox.kubernetes.ipynb #4307bb64
 from __future__ import annotations
-import asyncio, base64, itertools, os, secrets, shutil, socket, threading, time, weakref
+import asyncio, base64, itertools, os, random, secrets, shutil, socket, threading, time, weakref
 from collections import defaultdict
 from dataclasses import dataclass
 import aiohttp, yaml
@@ -136,9 +136,9 @@ async def create(c: Controller, body: dict):
             return
         except ApiError as e:
             if e.status == 409 and 'already exists' in str(e): return  # an earlier try got through
-            if e.status == 403 and 'exceeded quota' in str(e):
+            if e.status == 409 or e.status == 403 and 'exceeded quota' in str(e):  # 409: many at a time were to be written into one quota
                 if time.monotonic() > end: raise SandboxError(f'quota: {e}') from None
-                await asyncio.sleep(1); continue
+                await asyncio.sleep(1 if e.status == 403 else random.uniform(.05, .5)); continue
             raise InputError(f'cannot make pods in {c.place.namespace}: {e}') from None
 
 async def started(c: Controller, name: str):
