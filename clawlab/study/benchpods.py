@@ -121,7 +121,7 @@ async def bench_pods(n: int = 1000, in_flight: int = 100, *, say: Callable = fun
     case, config, seen, done, lost = f'{n} pods, {in_flight} at a time', os.environ.get('KUBECONFIG', ''), [], itertools.count(1), 0
     keys, space = Path(config).parent/'pki', pods.Place.default().namespace if setting('kubernetes', 'image') else ''
     if not space or not (keys/'server.key').is_file(): return [missing(case, 'kubernetes', 'no cluster with a fake node is configured (tests/cluster)')], {}
-    node = await asyncio.create_subprocess_exec(sys.executable, '-m', 'clawlab.study.benchpods', space, str(keys), stdout=-1, stderr=-1)
+    node = await asyncio.create_subprocess_exec(sys.executable, '-m', 'clawlab.study.benchpods', 'play', space, str(keys), stdout=-1, stderr=-1)
     try:
         if not await node.stdout.readline(): return [missing(case, 'kubernetes', (await node.stderr.read()).decode().strip().rpartition('\n')[2])], {}
         async def life():
@@ -144,4 +144,4 @@ async def bench_pods(n: int = 1000, in_flight: int = 100, *, say: Callable = fun
 async def _play(space, keys):
     async with Node(space, Path(keys)): print('ready', flush=True); await asyncio.Event().wait()
 
-if __name__ == '__main__': asyncio.run(_play(*sys.argv[1:]))
+if __name__ == '__main__' and sys.argv[1:2] == ['play']: asyncio.run(_play(*sys.argv[2:]))
