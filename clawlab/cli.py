@@ -402,9 +402,11 @@ def bench_sandbox_(backend: Annotated[Optional[list[str]], typer.Option(help='On
                    out: Annotated[Optional[Path], typer.Option(help='Also write the result here')] = None):
     "What a sandbox costs: latency, starts per second, the launcher's processor time; then a long run of whole rollouts: lost ones, memory."
     from clawlab.launch.sandbox.base import backend_module
+    from clawlab.study.benchpods import bench_pods
     from clawlab.study.benchsandbox import bench_sandbox
     for b in backend or (): backend_module(b)   # an unknown name says so now
     rows, goals = asyncio.run(bench_sandbox(backend, n=n, at_once=at_once, rollouts_n=rollouts, in_flight=in_flight, say=say))
+    if rollouts and (not backend or 'kubernetes' in backend): more, g = asyncio.run(bench_pods(rollouts, in_flight, say=say)); rows += more; goals |= g
     _measured('sandbox', rows, goals, ['start_ms', 'p95_ms', 'starts_s', 'launcher_ms', 'all_ms', 'rollouts_s', 'lost', 'grown_mb', 'rss_mb'], out)
 
 # %% ../nbs/90_cli.ipynb #211dba63

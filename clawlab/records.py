@@ -177,7 +177,7 @@ DEFAULTS = {
     'limits':  {'cpus': '4', 'memory_mb': '4096', 'pids': '256', 'disk_mb': '256', 'seconds': '120'},
     'proxy':   {'max_inflight': '512', 'min_completion': '256', 'max_body_mb': '64'},
     'sandbox': {'backend': 'bwrap', 'image': ''},
-    'kubernetes': {'namespace': 'clawlab-sandboxes', 'image': '', 'proxy': '', 'patch': '', 'starting': '16', 'rate': '20'},
+    'kubernetes': {'namespace': 'clawlab-sandboxes', 'image': '', 'proxy': '', 'patch': '', 'starting': '16', 'rate': '20', 'warm': '0'},
     'store':   {'durable': 'process'},
     'egress':  {},  # names are the user's own
 }

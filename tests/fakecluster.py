@@ -10,7 +10,7 @@ def megabytes(text): return int(text.removesuffix('Mi')) << 20
 
 class Cluster:
     "`async with` serves it; `refuse` is what the next requests to make pods get, as (status, message)."
-    def __init__(self, folder): self.dir, self.pods, self.procs, self.log, self.version, self.queues, self.streams, self.refuse, self.asked, self.execs = Path(folder), {}, {}, [], 0, [], set(), [], [], 0
+    def __init__(self, folder): self.dir, self.pods, self.procs, self.log, self.version, self.queues, self.streams, self.refuse, self.asked, self.execs, self.tasks, self.closed = Path(folder), {}, {}, [], 0, [], set(), [], [], 0, set(), False
 
     # serving, and going away
     async def __aenter__(self):
@@ -26,7 +26,9 @@ class Cluster:
                                                        contexts=[dict(name='x', context=dict(cluster='c', user='u'))], **{'current-context': 'x'})))
         return self
     async def __aexit__(self, *_):
+        self.closed = True
         for name in list(self.pods): await self.end(name)
+        while self.tasks: await asyncio.wait(self.tasks)
         await self.cut(); await self.site.stop(); await self.runner.cleanup()
     async def cut(self):
         "Break every connection."
@@ -51,11 +53,12 @@ class Cluster:
     async def create(self, q):
         pod = await q.json()
         self.asked.append(pod)
+        if self.closed: raise web.HTTPServiceUnavailable()
         if self.refuse: status, message = self.refuse.pop(0); return web.json_response(dict(message=message, reason='Forbidden'), status=status)
         name = pod['metadata']['name']
         if name in self.pods: return web.json_response(dict(message=f'pods "{name}" already exists', reason='AlreadyExists'), status=409)
         pod['status'] = dict(phase='Pending'); self.pods[name] = pod; self.note('ADDED', pod)
-        asyncio.ensure_future(self.run(name))
+        self.tasks.add(t := asyncio.ensure_future(self.run(name))); t.add_done_callback(self.tasks.discard)
         return web.json_response(pod, status=201)
     async def list(self, q):
         if q.query.get('watch'): return await self.watch(q)
@@ -91,8 +94,11 @@ class Cluster:
         os.close(w)
         with os.fdopen(r) as f: info = await asyncio.to_thread(f.read)
         pid = json.loads(info or '{}').get('child-pid')
-        while p.returncode is None and not Path(f'/proc/{pid}/cmdline').read_bytes().startswith(b'/usr/bin/python3'): await asyncio.sleep(.01)  # bubblewrap is still at work
+        try:
+            while p.returncode is None and not Path(f'/proc/{pid}/cmdline').read_bytes().startswith(b'/usr/bin/python3'): await asyncio.sleep(.01)  # bubblewrap is still at work
+        except OSError: pass  # it has ended already
         self.procs[name] = p, pid
+        if name not in self.pods: self.procs.pop(name)[0].kill(); await p.wait(); return  # deleted on its way
         pod['status'] = dict(phase='Running', containerStatuses=[dict(name='sandbox', state={'running': {}})]); self.note('MODIFIED', pod)
         code = await p.wait()
         if name in self.pods: pod['status'] = pod['status'] | dict(phase='Failed', containerStatuses=[dict(name='sandbox', state={'terminated': dict(reason='Error', exitCode=code)})]); self.note('MODIFIED', pod)

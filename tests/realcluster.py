@@ -8,7 +8,11 @@ ROOT = Path(__file__).parent.parent
 CLUSTER, MANIFESTS, SPACE = ROOT/'tests/cluster/cluster', ROOT/'experiments/cluster', 'clawlab-sandboxes'
 HOME = Path(os.environ.get('CLAWLAB_CLUSTER_HOME', Path(os.environ.get('XDG_CACHE_HOME', Path.home()/'.cache'))/'clawlab-cluster'))
 
-def sh(*argv): return subprocess.run(list(map(str, argv)), capture_output=True, text=True, check=True).stdout
+def sh(*argv):
+    "What a command says; a failing one is told with its last words."
+    p = subprocess.run(list(map(str, argv)), capture_output=True, text=True)
+    if p.returncode: pytest.fail(f'{argv[0]} {argv[1:]}: {p.stderr.strip()[-300:]}')
+    return p.stdout
 
 @contextlib.contextmanager
 def up(m: pytest.MonkeyPatch, fake=False):
@@ -18,7 +22,7 @@ def up(m: pytest.MonkeyPatch, fake=False):
         (home := HOME.with_name(HOME.name + '-fake')).mkdir(exist_ok=True)
         if not (home/'bin').exists(): (home/'bin').symlink_to(HOME/'bin')
         m.setenv('CLAWLAB_CLUSTER_HOME', str(home))
-        for k, p in dict(API=26443, ETCD=26379, PEER=26380, KCM=26257, SCHEDULER=26259, KUBELET=26250).items(): m.setenv(f'CLAWLAB_CLUSTER_{k}_PORT', str(p))
+        for k, p in dict(API=36443, ETCD=36379, PEER=36380, KCM=36257, SCHEDULER=36259, KUBELET=36250).items(): m.setenv(f'CLAWLAB_CLUSTER_{k}_PORT', str(p))
     found = subprocess.run([CLUSTER, 'status'], capture_output=True).returncode == 0
     try:
         m.setenv('KUBECONFIG', sh(CLUSTER, 'up', *['--fake-node'] * fake).strip().split('=', 1)[1].strip("'"))

@@ -119,6 +119,13 @@ async def test_S46_kill_9_of_the_controller_with_8_live_pods():
     async with box() as s: assert (await s.exec(['true'])).ok  # a new controller begins with sweeping
     await until(none_left, 120)
 
+async def test_S_a_pod_that_ran_ahead_is_taken(monkeypatch):
+    monkeypatch.setenv('CLAWLAB_KUBERNETES_WARM', '1')
+    async with box(): pass
+    async def ready(): return [p['metadata']['name'] for p in (await rest('GET', '/pods', query=[('labelSelector', 'clawlab.dev/ahead')]))['items'] if pods.fate(p).kind == 'running']
+    waiting, = await until(ready, 60)
+    async with box() as s: assert s.pod == waiting and (await s.exec(['true'])).ok
+
 
 # classes of failure
 

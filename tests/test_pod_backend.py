@@ -6,7 +6,7 @@ from clawlab.records import InputError, SandboxError
 from clawlab.launch.sandbox import kubernetes, pods
 from clawlab.launch.sandbox.base import Limits, probe, sweep
 from attacks import ATTACKS, holds
-from conformance import CHECKS, Backend, says, Served, until
+from conformance import CHECKS, Backend, dial, py, says, Served, until
 from fakecluster import Cluster
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists('/usr/bin/bwrap'), reason='not root, or no bubblewrap')
@@ -64,7 +64,7 @@ async def test_S46_a_pod_that_is_lost_is_told_with_its_reason(cluster):
         with pytest.raises(SandboxError, match=r'evicted.*low on memory.*Killing'): await t
 
 async def test_S_a_full_quota_is_waited_for(cluster):
-    cluster.refuse = [(403, 'pods "x" is forbidden: exceeded quota: sandboxes')] * 2
+    cluster.refuse = [(403, 'pods "x" is forbidden: exceeded quota: sandboxes'), (409, 'Operation cannot be fulfilled on resourcequotas "sandboxes": the object has been modified')] * 2
     async with BACKEND.box() as s: assert (await s.exec(['true'])).ok
 
 async def test_S_a_refusal_is_bad_input(cluster):
@@ -94,3 +94,70 @@ async def test_S_probe_and_dry_run(cluster, monkeypatch):
     assert 'activeDeadlineSeconds' in kubernetes.dry_run() and 'hostPath' in kubernetes.dry_run(binds=(('/opt', '/opt/x'),))
     monkeypatch.setenv('KUBECONFIG', '/nowhere')
     assert 'no Kubernetes cluster' in await asyncio.to_thread(lambda: asyncio.run(probe('kubernetes')))
+
+async def test_S_a_pod_that_runs_before_its_creation_is_answered_is_seen_at_once(cluster, monkeypatch):
+    "What the answer says is older than what the watch has said meanwhile."
+    real = pods.Api.call
+    async def call(self, method, path, query=(), body=None):
+        got = await real(self, method, path, query, body)
+        if method == 'POST': await until(lambda: body['metadata']['name'] in cluster.procs); await asyncio.sleep(.2)  # the news arrives first
+        return got | ({'status': {'phase': 'Pending'}} if method == 'POST' else {})
+    monkeypatch.setattr(pods.Api, 'call', call)
+    async with asyncio.timeout(20), BACKEND.box() as s: assert (await s.exec(['true'])).ok
+
+async def test_S_a_pod_whose_start_was_cancelled_before_it_was_answered_is_removed(cluster, monkeypatch):
+    async with BACKEND.box() as s:
+        await kubernetes_pod(s, 'stray', s.c.id)
+        await cluster.cut()  # the watch begins anew, with a list
+        await until(lambda: 'stray' not in cluster.pods)
+        assert (await s.exec(['true'])).ok
+
+
+# pods that run ahead
+
+def ahead(cluster): return {n for n, p in cluster.pods.items() if 'clawlab.dev/ahead' in p['metadata']['labels'] and n in cluster.procs}
+
+async def test_S_pods_run_ahead_and_each_is_used_once(cluster, monkeypatch):
+    monkeypatch.setenv('CLAWLAB_KUBERNETES_WARM', '2')
+    async def use(listener):
+        async with BACKEND.box(listener) as s:
+            r = await s.exec(py(dial(s) + 'c.sendall(b"\\n"); open("me", "ab").write(c.recv(9))'))
+            return s.pod, r.ok and await s.get()
+    async with Served(says(b'x')) as listener:
+        first = await use(listener)
+        await until(lambda: len(ahead(cluster)) == 2)
+        was, used = ahead(cluster), await asyncio.gather(*(use(listener) for _ in range(6)))
+        assert all(got == {'me': b'x'} for _, got in (first, *used)) and len({n for n, _ in (first, *used)}) == 7  # nothing of the one before
+        assert was <= {n for n, _ in used}  # what ran ahead was taken first
+        await until(lambda: len(ahead(cluster)) == 2)
+        async with BACKEND.box() as s: assert s.pod not in ahead(cluster) and 'clawlab.dev/ahead' not in cluster.pods[s.pod]['metadata']['labels']  # of another kind: no network
+
+async def test_S_a_pod_that_ended_while_it_waited_is_not_used(cluster, monkeypatch):
+    monkeypatch.setenv('CLAWLAB_KUBERNETES_WARM', '1')
+    async with BACKEND.box(): pass
+    await until(lambda: len(ahead(cluster)) == 1)
+    lost, = ahead(cluster)
+    c = await kubernetes.the_controller()
+    await cluster.end(lost, phase='Failed', reason='Evicted'); await until(lambda: pods.fate(c.watch.pods[lost]).over)
+    async with BACKEND.box() as s: assert s.pod != lost and (await s.exec(['true'])).ok
+    await until(lambda: len(ahead(cluster)) == 1)
+    c.spare[next(k for k, v in c.spare.items() if v)][0].born -= pods.QUIET  # it has waited for too long
+    old, = ahead(cluster)
+    async with BACKEND.box() as s: assert s.pod != old
+    await until(lambda: old not in cluster.pods)
+
+@pytest.mark.parametrize('ready', [0, 2])
+def test_S_a_controller_that_ends_deletes_what_ran_ahead(monkeypatch, ready):
+    "And what was on its way to do so."
+    monkeypatch.setenv('CLAWLAB_KUBERNETES_WARM', '2')
+    async def work():
+        with tempfile.TemporaryDirectory(prefix='k') as d:
+            async for c in serve(Path(d), monkeypatch):
+                def session():
+                    async def one():
+                        async with BACKEND.box(): pass
+                        await until(lambda: len(ahead(c)) >= ready)
+                    asyncio.run(one())
+                await asyncio.to_thread(session)
+                assert not c.pods
+    asyncio.run(work())

@@ -12,7 +12,7 @@ from aiohttp import web
 from ..launch.sandbox import pods
 from ..launch.sandbox.base import Limits, make_sandbox
 from ..launch.sandbox.holder import digest, frame, read_frame
-from ..records import ClawlabError, InputError, SandboxError
+from ..records import ClawlabError, InputError, SandboxError, setting
 from .bench import goal, missing, row
 from .benchsandbox import lives, quantile, rss_mb
 
@@ -119,9 +119,9 @@ async def one_pod() -> float:
 async def bench_pods(n: int = 1000, in_flight: int = 100, *, say: Callable = functools.partial(print, file=sys.stderr)) -> tuple[list[dict], dict]:
     "(rows, goals); where no cluster with a fake node is configured, a row that says so."
     case, config, seen, done, lost = f'{n} pods, {in_flight} at a time', os.environ.get('KUBECONFIG', ''), [], itertools.count(1), 0
-    keys, space = Path(config).parent/'pki', pods.Place.default().namespace if pods.setting('kubernetes', 'image') else ''
+    keys, space = Path(config).parent/'pki', pods.Place.default().namespace if setting('kubernetes', 'image') else ''
     if not space or not (keys/'server.key').is_file(): return [missing(case, 'kubernetes', 'no cluster with a fake node is configured (tests/cluster)')], {}
-    node = await asyncio.create_subprocess_exec(sys.executable, '-m', 'clawlab.study.benchpods', space, str(keys), stdout=-1, stderr=-1)
+    node = await asyncio.create_subprocess_exec(sys.executable, '-m', 'clawlab.study.benchpods', 'play', space, str(keys), stdout=-1, stderr=-1)
     try:
         if not await node.stdout.readline(): return [missing(case, 'kubernetes', (await node.stderr.read()).decode().strip().rpartition('\n')[2])], {}
         async def life():
@@ -144,4 +144,4 @@ async def bench_pods(n: int = 1000, in_flight: int = 100, *, say: Callable = fun
 async def _play(space, keys):
     async with Node(space, Path(keys)): print('ready', flush=True); await asyncio.Event().wait()
 
-if __name__ == '__main__': asyncio.run(_play(*sys.argv[1:]))
+if __name__ == '__main__' and sys.argv[1:2] == ['play']: asyncio.run(_play(*sys.argv[2:]))

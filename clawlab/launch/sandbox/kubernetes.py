@@ -4,7 +4,9 @@
 
 # %% ../../../nbs/20h_launch.sandbox.kubernetes.ipynb #4307bb64
 from __future__ import annotations
-import asyncio, base64, itertools, os, secrets, shutil, socket, threading, time, weakref
+import asyncio, base64, itertools, os, random, secrets, shutil, socket, threading, time, weakref
+from collections import defaultdict
+from dataclasses import dataclass, replace
 import aiohttp, yaml
 from ...records import InputError, SandboxError, setting
 from . import keeper, pods
@@ -15,8 +17,9 @@ from .pods import Api, ApiError, AWAY, Fate, LABEL, OUTAGE, Place, Watch, manife
 
 # %% auto #0
 __all__ = ['START_S', 'PATIENCE_S', 'Channel', 'ask', 'Controller', 'the_controller', 'sweep_sockets', 'create', 'started',
-           'explain', 'Kubernetes', 'join', 'attempt', 'Ended', 'request', 'filter_inside', 'exec', 'ended', 'put',
-           'get', 'spawn', 'give_up', 'stop', 'make', 'probe', 'sweep', 'serves', 'dry_run']
+           'explain', 'Made', 'door', 'bring_up', 'discard', 'claim', 'maker', 'ahead', 'empty', 'Kubernetes', 'join',
+           'attempt', 'Ended', 'request', 'filter_inside', 'exec', 'ended', 'put', 'get', 'spawn', 'give_up', 'stop',
+           'make', 'probe', 'sweep', 'serves', 'dry_run']
 
 # %% ../../../nbs/20h_launch.sandbox.kubernetes.ipynb #9b62c0f7
 class Channel:
@@ -75,6 +78,7 @@ class Controller:
     def __init__(self, place: Place):
         self.place, self.id = place, f'{pods.controller_id()}-{secrets.token_hex(2)}'
         self.api, self.gate, self.next, self.stopping = Api(place.namespace), asyncio.Semaphore(place.starting), 0., set()
+        self.spare, self.makers = defaultdict(list), {}  # pods that run ahead, and tasks that make such; both by kind
         self.watch = Watch(self.api, f'{LABEL}/controller={self.id}')
         self.opened = asyncio.get_running_loop().create_future()
         self.task = asyncio.create_task(self.run())
@@ -84,7 +88,8 @@ class Controller:
             async with self.api:
                 await self.greet()
                 self.opened.set_result(True)
-                await self.watch.run()
+                try: await self.watch.run()
+                finally: await empty(self)
         except Exception as e: self.opened.done() or self.opened.set_exception(e)
 
     async def greet(self):
@@ -131,9 +136,9 @@ async def create(c: Controller, body: dict):
             return
         except ApiError as e:
             if e.status == 409 and 'already exists' in str(e): return  # an earlier try got through
-            if e.status == 403 and 'exceeded quota' in str(e):
+            if e.status == 409 or e.status == 403 and 'exceeded quota' in str(e):  # 409: many at a time were to be written into one quota
                 if time.monotonic() > end: raise SandboxError(f'quota: {e}') from None
-                await asyncio.sleep(1); continue
+                await asyncio.sleep(1 if e.status == 403 else random.uniform(.05, .5)); continue
             raise InputError(f'cannot make pods in {c.place.namespace}: {e}') from None
 
 async def started(c: Controller, name: str):
@@ -148,7 +153,79 @@ async def explain(c: Controller, name: str, f: Fate, what: str = 'the pod was lo
     said = (await c.api.events(name))[-4:]
     return f'{what if not f.over else "the pod ended"} ({f.kind}): {f.why or "no reason given"}' + (f' [events: {" | ".join(said)}]' if said else '')
 
-# %% ../../../nbs/20h_launch.sandbox.kubernetes.ipynb #ba4a839f
+# %% ../../../nbs/20h_launch.sandbox.kubernetes.ipynb #13e1c04e
+@dataclass(eq=False)
+class Made:
+    "A pod that runs, with our end of its way to the proxy."
+    name: str
+    folder: str = ''                   # on the node, with a socket in it
+    sock: socket.socket | None = None  # listens there
+    born: float = 0.
+
+def door(c: Controller, made: Made) -> str:
+    "Where this pod's relay finds the proxy; makes what we listen on."
+    kind, _, at = c.place.proxy.partition(':')
+    if kind == 'tcp' and ':' in at: return at
+    if kind == 'tcp':
+        made.sock = socket.create_server(('', 0), backlog=128)
+        return f'{at}:{made.sock.getsockname()[1]}'
+    os.makedirs(folder := f'{at}/{c.id}/{made.name[-12:]}', mode=0o755)
+    made.folder = folder
+    if len(folder) > 100: raise InputError(f'kubernetes.proxy: {at} is too long for a socket in it')
+    os.chmod(at, 0o700)  # for this machine's other users; pods get the inner folder
+    made.sock = socket.socket(socket.AF_UNIX); made.sock.bind(f'{folder}/s'); os.chmod(f'{folder}/s', 0o666); made.sock.listen(128)
+    return '/run/clawlab/s'
+
+async def bring_up(c: Controller, kind: tuple, ahead: bool = False) -> Made:
+    "A new pod of a kind (image, limits, folders shown, network?)."
+    (image, limits, shown, network), made = kind, Made(f'clawlab-{secrets.token_hex(6)}')
+    try:
+        async with c.gate:
+            await c.turn()
+            target = door(c, made) if network else ''
+            body = manifest(replace(c.place, image=image), made.name, c.id, limits, shown, target, made.folder)
+            if ahead: body['metadata']['labels'][f'{LABEL}/ahead'] = 'true'
+            await create(c, body); await started(c, made.name)
+        made.born = time.monotonic()
+        return made
+    except BaseException: await discard(c, made, made.sock); raise
+
+async def discard(c: Controller, made: Made, sock=None):
+    "Delete a pod and what belongs to it. An API server that is away is waited for in the background of the loop."
+    if sock: sock.close()
+    c.watch.forget(made.name)
+    if made.folder: shutil.rmtree(made.folder, ignore_errors=True)
+    c.stopping.add(t := asyncio.ensure_future(c.api.remove(made.name))); t.add_done_callback(c.stopping.discard)
+    await asyncio.shield(t)
+
+# %% ../../../nbs/20h_launch.sandbox.kubernetes.ipynb #6e2e7241
+async def claim(c: Controller, kind: tuple) -> Made:
+    "A pod of this kind: one that runs ahead where there is one, else a new one."
+    made, old = None, time.monotonic() - pods.QUIET/2
+    for k in list(c.spare):
+        stale = [m for m in c.spare[k] if m.born < old or pods.fate(c.watch.pods.get(m.name)).kind != 'running']
+        c.spare[k] = [m for m in c.spare[k] if m not in stale]
+        for m in stale: maker(c, discard(c, m, m.sock), None)
+    if c.spare[kind]: made = c.spare[kind].pop(0)
+    for _ in range(c.place.warm - len(c.spare[kind]) - sum(k == kind for k in c.makers.values())): maker(c, ahead(c, kind), kind)
+    return made or await bring_up(c, kind)
+
+def maker(c: Controller, coroutine, kind):
+    c.makers[t := asyncio.create_task(coroutine)] = kind; t.add_done_callback(c.makers.pop)
+
+async def ahead(c: Controller, kind: tuple):
+    "One more that runs ahead; where that fails, those who need one will be told why."
+    try: c.spare[kind].append(await bring_up(c, kind, ahead=True))
+    except (SandboxError, InputError): pass
+
+async def empty(c: Controller):
+    "The loop ends: delete what ran ahead. What an API server that is away doesn't hear of is swept later."
+    c.api.patience = 2
+    for t in c.makers: t.cancelling() or t.cancel()  # twice would interrupt its own cleaning up
+    await asyncio.gather(*c.makers, *(discard(c, m, m.sock) for ms in c.spare.values() for m in ms), return_exceptions=True)
+    await asyncio.gather(*c.stopping, return_exceptions=True)
+
+# %% ../../../nbs/20h_launch.sandbox.kubernetes.ipynb #88453348
 class Kubernetes(Sandbox):
     "A pod; see `make_sandbox`."
     home, workspace, url = HOME, WORKSPACE, f'http://127.0.0.1:{PORT}'
@@ -158,33 +235,15 @@ class Kubernetes(Sandbox):
         self.c = self.pod = self.channel = self.ending = None
         self.left_out, self.busy, self.joining, self.background = [], asyncio.Lock(), asyncio.Lock(), set()
 
-    def target(self) -> tuple[str, str, socket.socket | None]:
-        "Where this pod's relay finds the proxy, the node's folder with a socket in it, and a listening socket of ours."
-        if self.listener is None: return '', '', None
-        kind, _, at = self.c.place.proxy.partition(':')
-        if kind == 'tcp' and ':' in at: return at, '', None
-        if kind == 'tcp':
-            sock = socket.create_server(('', 0), backlog=128)
-            return f'{at}:{sock.getsockname()[1]}', '', sock
-        os.makedirs(folder := f'{at}/{self.c.id}/{self.pod[-12:]}', mode=0o755)
-        if len(folder) > 100: raise InputError(f'kubernetes.proxy: {at} is too long for a socket in it')
-        os.chmod(at, 0o700)  # for this machine's other users; pods get the inner folder
-        sock = socket.socket(socket.AF_UNIX); sock.bind(f'{folder}/s'); os.chmod(f'{folder}/s', 0o666); sock.listen(128)
-        return '/run/clawlab/s', folder, sock
-
     async def start(self):
-        "Make the pod, and join it."
+        "Take a pod or make one, and join it."
         self.c = await the_controller()
         self.place, shown = self.c.place.showing(self.binds)
         for host, _ in shown:
             if not os.path.exists(host): raise InputError(f'cannot bind {host} into a sandbox: it does not exist')
-        self.pod, self.folder, sock = f'clawlab-{secrets.token_hex(6)}', '', None
+        made = await claim(self.c, (self.place.image, self.limits, shown, self.listener is not None))
+        self.made, self.pod, sock = made, made.name, made.sock
         try:
-            async with self.c.gate:
-                await self.c.turn()
-                target, self.folder, sock = self.target()
-                await create(self.c, manifest(self.place, self.pod, self.c.id, self.limits, shown, target, self.folder))
-                await started(self.c, self.pod)
             self.ending = asyncio.create_task(self.c.watch.until(self.pod, lambda f: f.over))
             missing = (await self.request(dict(op='look', paths=[p for here, p in self.binds if here != p])))[0]['missing']  # an interpreter has its own place in an image
             if missing: raise InputError(f'the image {self.place.image} has no {missing[0]}: it needs the harness, see harnesses/*/Containerfile')
@@ -304,15 +363,12 @@ async def give_up(self: Kubernetes):
     except (SandboxError, InputError): pass
 
 async def stop(self: Kubernetes):
-    "Delete the pod with everything in it; twice is fine. An API server that is away is waited for in the background of the loop."
+    "Delete the pod with everything in it; twice is fine."
     if self.pod is None: return
-    c, name, self.pod = self.c, self.pod, None
+    self.pod = None
     if self.ending: self.ending.cancel()
     if self.channel: await self.channel.close()
-    c.watch.forget(name)
-    if self.folder: shutil.rmtree(self.folder, ignore_errors=True)
-    c.stopping.add(t := asyncio.ensure_future(c.api.remove(name))); t.add_done_callback(c.stopping.discard)
-    await asyncio.shield(t)
+    await discard(self.c, self.made)
 Kubernetes.spawn, Kubernetes.give_up, Kubernetes.stop = spawn, give_up, stop
 
 # %% ../../../nbs/20h_launch.sandbox.kubernetes.ipynb #bbfb1ac3

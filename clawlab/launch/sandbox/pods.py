@@ -28,14 +28,15 @@ class Place:
     patch: dict = field(default_factory=dict)
     starting: int = 16        # pods that may be on their way at a time
     rate: float = 20.         # pods made per second
+    warm: int = 0             # pods of each kind that run ahead
 
     @classmethod
     def default(cls) -> Place:
         "The laboratory's settings (`kubernetes.*`)."
-        s = {k: setting('kubernetes', k) for k in ('namespace', 'image', 'proxy', 'patch', 'starting', 'rate')}
+        s = {k: setting('kubernetes', k) for k in ('namespace', 'image', 'proxy', 'patch', 'starting', 'rate', 'warm')}
         if not s['image']: raise InputError('kubernetes sandboxes need an image: set kubernetes.image in settings.ini, or CLAWLAB_KUBERNETES_IMAGE')
         if s['proxy'].split(':')[0] not in ('tcp', 'unix') or not s['proxy'].partition(':')[2]: raise InputError(f'kubernetes.proxy: {s["proxy"]!r} is not tcp:HOST:PORT, tcp:HOST or unix:FOLDER')
-        try: return cls(**s | dict(patch=read_patch(s['patch']), starting=int(s['starting']), rate=float(s['rate'])))
+        try: return cls(**s | dict(patch=read_patch(s['patch']), starting=int(s['starting']), rate=float(s['rate']), warm=int(s['warm'])))
         except ValueError as e: raise InputError(f'kubernetes settings: {e}') from None
 
     def showing(self, binds) -> tuple[Place, tuple]:
@@ -272,6 +273,7 @@ async def run(self: Watch):
             there = {p['metadata']['name']: p for p in items}
             for name, p in there.items(): self.see(name, p)
             for name in [n for n, made in self.made.items() if made < t and n not in there]: self.see(name, None)
+            for name in [n for n, p in there.items() if n not in self.made and 'deletionTimestamp' not in p['metadata']]: await self.api.remove(name)  # its start was cancelled before it was answered
             async for kind, p in self.api.follow(self.selector, version, RECONCILE):
                 pause = .1
                 if kind != 'BOOKMARK': self.see(p['metadata']['name'], p)
