@@ -12,4 +12,4 @@ def of_uid(uid):
     return out
 
 BACKENDS = {b.name: b for b in [Backend('bwrap', live=lambda s: of_uid(s.uid)), Backend('podman', live=lambda s: of_uid(s.uid)),
-    Backend('kubernetes', not_enforced={'reach_another_sandbox': 'the test cluster stores NetworkPolicy and does not enforce it', 'memory_in_sockets': 'the kubelet has no setting for what waits in sockets under control groups of version 1', 'holes_in_what_comes_back': 'a sandbox is its own pod, which sends what its files say, up to the disk limit', 'fork_bomb': 'processes are capped by the kubelet (podPidsLimit, 256 here), not per pod'})]}
+    Backend('kubernetes', not_enforced={'reach_another_sandbox': 'the test cluster stores NetworkPolicy and does not enforce it', 'memory_in_sockets': 'the kubelet has no setting for what waits in sockets under control groups of version 1', 'fork_bomb': 'processes are capped by the kubelet (podPidsLimit, 256 here), not per pod'})]}

@@ -87,11 +87,13 @@ def walk(d, at='', depth=32):
         finally: os.close(sub)
 
 def pieces(d, name, room):
-    "The content of a regular file of at most `room` bytes, in pieces; None if it isn't one."
+    "The content of a regular file of at most `room` bytes that are really there, in pieces; None if it isn't one."
     try: fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=d)
     except OSError: return None
     s = os.fstat(fd)
-    if not stat.S_ISREG(s.st_mode) or s.st_size > room: os.close(fd); return None
+    hollow = s.st_size - 512*s.st_blocks > 1 << 20 and os.lseek(fd, 0, os.SEEK_HOLE) < s.st_size
+    if not stat.S_ISREG(s.st_mode) or s.st_size > room or hollow: os.close(fd); return None
+    os.lseek(fd, 0, os.SEEK_SET)
     def read(left):
         with os.fdopen(fd, 'rb', buffering=0) as f:
             while left and (b := f.read(min(left, 1 << 18))): left -= len(b); yield b
