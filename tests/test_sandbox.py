@@ -210,6 +210,16 @@ async def test_S46_isolation_is_never_dropped_silently(monkeypatch):
         with pytest.raises(InputError, match=f'sandbox {backend}: no bubblewrap'): await rollouts.run_rollouts([job], proxy=None, store=None, backend=backend, progress=False)
 
 @needs_bwrap
+def test_S_ignored_signals_of_who_started_us_are_not_handed_on():
+    "A shell starts what runs in the background with SIGINT and SIGQUIT ignored, nohup adds SIGHUP; what an agent starts would inherit that."
+    code = f'''import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+import asyncio
+from backends import BACKENDS
+from conformance import CHECKS
+asyncio.run(CHECKS['ends_and_standard_input'](BACKENDS['bwrap']))'''
+    subprocess.run(['bash', '-c', 'trap "" HUP INT QUIT USR1; exec "$0" -c "$1"', sys.executable, code], check=True)
+
+@needs_bwrap
 def test_S_without_cgroups_only_when_no_cap_is_wanted():
     code = '''async def main():
     async with make_sandbox('bwrap', limits=Limits(None, None, None, 8, 5)) as s: print((await s.exec(['echo', 'ran'])).stdout.decode())

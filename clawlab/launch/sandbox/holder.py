@@ -133,7 +133,7 @@ def become(q, fds):
         for n, f in enumerate(fds): os.dup2(f, n)
         ctypes.CDLL(None).prctl(4, 1)  # its own again, until exec: /proc/self of what can't be dumped is root's
         with open('/proc/self/oom_score_adj', 'w') as f: f.write('1000')
-        for s in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD): signal.signal(s, signal.SIG_DFL)
+        for s in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}: signal.signal(s, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.chdir(q['cwd'])

@@ -29,7 +29,7 @@ def begin(command: dict, std) -> int:
     try:
         keeper.libc.prctl(4, 1, 0, 0, 0)
         with open('/proc/self/oom_score_adj', 'w') as f: f.write('500')  # when memory runs out, process 1 shall live to tell
-        for s in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD): signal.signal(s, signal.SIG_DFL)
+        for s in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}: signal.signal(s, signal.SIG_DFL)
         os.setsid()
         for n, fd in enumerate(std): os.dup2(fd, n)
         os.chdir(command['cwd'])

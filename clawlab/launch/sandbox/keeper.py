@@ -235,7 +235,7 @@ syswrite($status, '+');
 delete $ENV{PERL_BADLANG};                                           # nobody inside asked for it
 my $pid = fork() // exit 125;
 if (!$pid) {
-    $SIG{$_} = 'DEFAULT' for 'FPE', 'INT', 'PIPE', 'XFSZ';
+    $SIG{$_} = 'DEFAULT' for keys %SIG;
     exec { $ARGV[0] } @ARGV;
     my $code = $! == 2 ? 127 : 126; syswrite(STDERR, "$ARGV[0]: $!\n"); exit $code;
 }
@@ -248,7 +248,7 @@ os.environ.pop('PERL_BADLANG', None)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 pid = os.fork()
 if not pid:
-    for s in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ): signal.signal(s, signal.SIG_DFL)
+    for s in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}: signal.signal(s, signal.SIG_DFL)
     try: os.execvp(sys.argv[1], sys.argv[1:])
     except OSError as e: os.write(2, f'{sys.argv[1]}: {e.strerror}\\n'.encode()); os._exit(126 + isinstance(e, FileNotFoundError))
 while True:
