@@ -1,7 +1,9 @@
 """The floor plan: numbers are import order, arrows between wings run one way, rooms stay small."""
 import ast, json, re
+from importlib import metadata
 from pathlib import Path
 import pytest
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parent.parent
 WINGS = ['records', 'capture', 'launch', 'learn', 'study', 'cli']
@@ -56,3 +58,9 @@ def test_no_path_of_a_machine_and_no_registry_in_the_tree():
     bad = re.compile(r'registry\.npmjs|files\.pythonhosted|pypi\.org/simple|deb\.debian\.org|(?<![\w}])/(?:root|work)/')
     hits = [f for f in files if f != 'tests/test_layout.py' and (ROOT/f).is_file() and bad.search((ROOT/f).read_text(errors='replace'))]
     assert not hits
+
+def test_the_pinned_environment_is_one_for_the_oldest_python_that_is_promised():
+    "Debian 12's own is 3.11.2: a pin that wanted 3.11.5 once ended `make study` in its first minute."
+    pins = [l.partition('==')[0].partition('[')[0] for l in (ROOT/'requirements.txt').read_text().splitlines() if '==' in l and not l.startswith('#')]
+    wants = {p: metadata.metadata(p)['Requires-Python'] for p in pins}
+    assert len(pins) > 100 and not {p: w for p, w in wants.items() if w and not SpecifierSet(w).contains('3.11.2')}
