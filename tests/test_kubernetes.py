@@ -129,12 +129,12 @@ async def test_S_a_pod_that_ran_ahead_is_taken(monkeypatch):
 
 # classes of failure
 
-async def failure(monkeypatch, argv=('sleep', '40'), **patch):
+async def failure(monkeypatch, argv=('sleep', '40'), seconds=60, **patch):
     with tempfile.NamedTemporaryFile('w', suffix='.yaml') as f:
         base = yaml.safe_load((ROOT/'tests/cluster/overlay.yaml').read_text())
         json.dump(pods.patched(base, dict(spec=patch)), f); f.flush()
         monkeypatch.setenv('CLAWLAB_KUBERNETES_PATCH', f.name)
-        async with box(seconds=60) as s: return await s.exec(argv)
+        async with box(seconds=seconds) as s: return await s.exec(argv)
 
 async def test_S46_an_image_that_cannot_be_pulled(monkeypatch):
     t = time.monotonic()
@@ -159,9 +159,9 @@ async def test_S46_a_pod_deleted_by_somebody_else():
 
 
 async def test_S46_a_pod_evicted_by_its_node(monkeypatch):
-    "More than a volume may hold: the kubelet's own eviction."
+    "More than a volume may hold: the kubelet's own eviction. It looks at volumes once a minute."
     scratch = dict(volumes=[dict(name='scratch', emptyDir={'sizeLimit': '1Mi'})], containers=[dict(name='sandbox', volumeMounts=[dict(name='scratch', mountPath='/opt/scratch')])])
-    with pytest.raises(SandboxError, match=r'\(evicted\).*exceeds the limit "1Mi".*events: .*Evicted'): await failure(monkeypatch, ['sh', '-c', 'head -c 9M /dev/zero > /opt/scratch/x; sleep 60'], **scratch)
+    with pytest.raises(SandboxError, match=r'\(evicted\).*exceeds the limit "1Mi".*events: .*Evicted'): await failure(monkeypatch, ['sh', '-c', 'head -c 9M /dev/zero > /opt/scratch/x; sleep 170'], 180, **scratch)
 
 async def test_S46_memory_that_takes_process_1_along_is_read_before_the_pod_is_deleted():
     async with box(memory_mb=64, disk_mb=512, seconds=60) as s:

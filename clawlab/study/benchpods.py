@@ -131,7 +131,7 @@ async def bench_pods(n: int = 1000, in_flight: int = 100, *, say: Callable = fun
             finally: seen.append(rss_mb()) if next(done) % max(n//50, 1) == 0 else None
         await life(); seen.clear(); lost = 0
         say(f'kubernetes: {case}')
-        times, wall, mine, _ = await lives(life, n, in_flight)
+        times, wall, mine, _ = await lives(life, n, in_flight, time.process_time)
         async with pods.Api(space) as api: left = len([p for p in (await api.listing(pods.LABEL + '/controller'))[0] if not p['metadata'].get('deletionTimestamp')])
     finally: node.kill(); await node.wait()
     say(f'kubernetes: {lost} lost, {left} left, memory {" ".join(f"{x:.0f}" for x in seen[::5])} MB')
