@@ -139,7 +139,7 @@ async def bench_pods(n: int = 1000, in_flight: int = 100, *, say: Callable = fun
     grown = statistics.median(seen[-5:]) - statistics.median(seen[half-2:half+3])
     rows = [r('pods_s', n/wall), r('start_ms', 1e3*statistics.median(times)), r('p95_ms', 1e3*quantile(times, .95)), r('lost', lost), r('left', left), r('launcher_ms', 1e3*mine/n), r('grown_mb', grown), r('rss_mb', seen[-1])]
     return rows, {f'kubernetes: {case}, lost': goal(lost, most=0), f'kubernetes: {case}, left': goal(left, most=0), 'kubernetes: controller per pod, ms of processor': goal(1e3*mine/n, most=20),
-                  f'kubernetes: {case}, grown over the last half, MB': goal(grown, most=3)}
+                  f'kubernetes: {case}, growth of the last half, share of memory': goal(grown/seen[-1], most=.05)}
 
 async def _play(space, keys):
     async with Node(space, Path(keys)): print('ready', flush=True); await asyncio.Event().wait()
