@@ -1,5 +1,5 @@
 """Every notebook runs twice: as written, and in module view (the exported module's names, the lessons only)."""
-import json, re
+import json, os, re
 from pathlib import Path
 import pytest
 from nbdev.test import test_nb as run_nb
@@ -9,7 +9,10 @@ NOTEBOOKS = sorted(NBS.glob('*.ipynb'))
 SKIP = ['slow', 'gpu', 'podman', 'k8s', 'net']
 
 def run(path):
-    ok, _ = run_nb(path, skip_flags=SKIP, basepath=str(NBS.parent))
+    "In this process; what a lesson sets in the environment is its own."
+    before = dict(os.environ)
+    try: ok, _ = run_nb(path, skip_flags=SKIP, basepath=str(NBS.parent))
+    finally: os.environ.clear(); os.environ.update(before)
     assert ok, f'{path.name} failed; the traceback is above'
 
 @pytest.mark.parametrize('nb', NOTEBOOKS, ids=lambda p: p.stem)
