@@ -11,6 +11,7 @@ from clawlab.launch.rollouts import Job, run_rollouts
 from clawlab.launch.sandbox import kubernetes, pods
 from clawlab.launch.sandbox.base import Limits, probe
 from clawlab.launch.tasks import load_suite
+import test_egress
 from attacks import ATTACKS, attacked, holds
 from backends import BACKENDS
 from conformance import CHECKS, conforms, until
@@ -250,3 +251,16 @@ async def test_S_what_the_cluster_makes_of_our_pods_passes_restricted():
         if d['kind'] in ('Job', 'StatefulSet'): specs.append((await rest('POST', {'Job': '/apis/batch/v1', 'StatefulSet': '/apis/apps/v1'}[d['kind']] + f'/namespaces/{d["metadata"]["namespace"]}/{d["kind"].lower()}s', d, '', [('dryRun', 'All')]))['spec']['template']['spec'])
     assert len(specs) == 3 and [violations(x) for x in specs] == [[], [], []]
     assert violations(pods.patched(made['spec'], dict(hostNetwork=True, volumes=[dict(name='x', hostPath={'path': '/'})]))) == ['hostNetwork', 'volume hostPath']
+
+
+async def test_S_egress_an_agent_in_a_pod_reaches_what_its_list_names_and_nothing_else(tmp_path, monkeypatch):
+    await test_egress.test_an_agent_reaches_what_its_list_names_and_nothing_else(tmp_path, monkeypatch, 'kubernetes')
+
+async def test_S_harness_and_verifier_in_pods_of_their_own_images(tmp_path, monkeypatch):
+    got = subprocess.run([sys.executable, '-m', 'clawlab.cli', 'harness', 'image', 'base', 'react', '--cached', '--archive'], capture_output=True, text=True, cwd=ROOT)
+    if got.returncode: pytest.skip('the images are not on this machine: make test-images builds them')
+    for i in json.loads(got.stdout.splitlines()[-1])['images']: await asyncio.to_thread(sh, CLUSTER, 'load', i['archive'])
+    (tmp_path/'patch').write_text('{spec: {containers: [{name: sandbox, imagePullPolicy: Never}]}}')
+    monkeypatch.setenv('CLAWLAB_KUBERNETES_IMAGE', 'localhost/clawlab/{harness}:{tag}'); monkeypatch.setenv('CLAWLAB_KUBERNETES_PATCH', str(tmp_path/'patch'))
+    r, = await play(tmp_path, 1, 1)
+    assert (r.outcome, r.reward) == ('ok', 1.), r
