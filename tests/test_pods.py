@@ -66,6 +66,9 @@ def test_S_settings(monkeypatch):
     assert Place.default() == Place(image='x', proxy='tcp:p:80')
     monkeypatch.setenv('CLAWLAB_KUBERNETES_STARTING', 'many')
     with pytest.raises(InputError, match='kubernetes settings'): Place.default()
+    monkeypatch.delenv('CLAWLAB_KUBERNETES_STARTING')
+    for k, bad in (('STARTING', '0'), ('WARM', '-1'), ('RATE', '0'), ('RATE', 'nan'), ('RATE', 'inf')):
+        with monkeypatch.context() as m, pytest.raises(InputError, match='kubernetes settings: .*must be'): m.setenv(f'CLAWLAB_KUBERNETES_{k}', bad); Place.default()
 
 def test_S_a_controller_in_a_pod_owns_its_pods(monkeypatch):
     monkeypatch.setenv('CLAWLAB_POD_NAME', 'c'); monkeypatch.setenv('CLAWLAB_POD_UID', 'u')

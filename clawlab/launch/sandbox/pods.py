@@ -36,8 +36,10 @@ class Place:
         s = {k: setting('kubernetes', k) for k in ('namespace', 'image', 'proxy', 'patch', 'starting', 'rate', 'warm')}
         if not s['image']: raise InputError('kubernetes sandboxes need an image: set kubernetes.image in settings.ini, or CLAWLAB_KUBERNETES_IMAGE')
         if s['proxy'].split(':')[0] not in ('tcp', 'unix') or not s['proxy'].partition(':')[2]: raise InputError(f'kubernetes.proxy: {s["proxy"]!r} is not tcp:HOST:PORT, tcp:HOST or unix:FOLDER')
-        try: return cls(**s | dict(patch=read_patch(s['patch']), starting=int(s['starting']), rate=float(s['rate']), warm=int(s['warm'])))
+        try: p = cls(**s | dict(patch=read_patch(s['patch']), starting=int(s['starting']), rate=float(s['rate']), warm=int(s['warm'])))
         except ValueError as e: raise InputError(f'kubernetes settings: {e}') from None
+        if p.starting < 1 or p.warm < 0 or not 0 < p.rate < math.inf: raise InputError(f'kubernetes settings: starting {p.starting} must be at least 1, warm {p.warm} not negative, rate {p.rate:g} a positive number')
+        return p
 
     def showing(self, binds) -> tuple[Place, tuple]:
         "This place for a sandbox that is to be shown `binds`: with its image, and with what the node shows (only one that is this machine can)."
