@@ -115,7 +115,8 @@ def programs() -> dict[str, str]:
 
 def suite_digest(tasks: Mapping[str, Task]) -> str:
     "Twelve hex digits of the content of a suite."
-    return hashlib.sha256(json.dumps([[t.task_id, t.instruction, t.files, t.steps, t.habit, t.expect, t.verifier] for _, t in sorted(tasks.items())]).encode()).hexdigest()[:12]
+    def what(t): return [t.task_id, t.instruction, t.files, t.steps, t.habit, t.expect, t.verifier, *([t.rubric, t.tools, t.toolset, t.state, t.protected],)*bool(t.rubric or t.tools or t.protected)]
+    return hashlib.sha256(json.dumps([what(t) for _, t in sorted(tasks.items())], default=bytes.hex).encode()).hexdigest()[:12]
 
 # %% ../../nbs/44_study.stages.ipynb #8b56b1db
 async def teach(lab: Lab, name: str, harness_n: Mapping[str, int], # rollouts per harness
