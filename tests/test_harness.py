@@ -257,7 +257,7 @@ def test_fields_that_say_more_about_a_program(tmp_path):
 def test_a_harness_that_was_never_run_is_listed_and_refused(tmp_path, monkeypatch):
     (tmp_path/'harnesses').mkdir(); toml(tmp_path/'harnesses', '')
     f = tmp_path/'harnesses/h/harness.toml'; f.write_text('tried = false\n' + f.read_text())
-    monkeypatch.setattr(harness, 'repo_root', lambda: tmp_path); monkeypatch.setenv('CLAWLAB_HOME', str(tmp_path/'home'))
+    monkeypatch.setattr(harness, 'repo_root', lambda: tmp_path); monkeypatch.setattr(harness, 'home', lambda: tmp_path/'home')
     assert known() == ['h'] and not (h := load('h')).installed
     for refused in (lambda: harness.install('h'), lambda: h.binds):
         with pytest.raises(InputError, match='never run here'): refused()
