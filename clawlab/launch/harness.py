@@ -74,7 +74,7 @@ class Spec(Strict):
 
 # %% ../../nbs/21_launch.harness.ipynb #803a6a2e
 FIELDS = ('dir', 'home', 'instruction', 'model', 'base_url', 'api_key', 'turns', 'seconds', 'window')
-SERVER = ('server_command', 'server_args')
+SERVER = ('server_command', 'server_args', 'server_argv')
 
 def fill(template: str, values: dict) -> str:
     "Replace `{field}` by its value; other braces stay."
@@ -209,7 +209,7 @@ def command(self: Harness, instruction: str, model: str, base_url: str, # the se
     v = dict(dir=self.inside, instruction=instruction, model=model, base_url=base_url.rstrip('/'), api_key=api_key, turns=self.spec.turns,
              seconds=int(getattr(limits, 'seconds', None) or 3600), window=window or 1 << 17, home=home)
     program, *args = tool_command(home, 'mcp')
-    v |= dict(zip(SERVER, map(json.dumps, (program, args))))
+    v |= dict(zip(SERVER, map(json.dumps, (program, args, [program, *args]))))
     r = self.spec.run
     return [fill(a, v) for a in r.argv], {k: fill(t, v) for k, t in r.env.items()}, {k: fill(t, v) for k, t in r.files.items()}
 Harness.command = command
