@@ -21,7 +21,7 @@ from ..launch.sandbox.base import Limits, probe
 from ..launch.egress.gate import front
 from ..launch.tasks import load_suite, select
 from ..learn.tree import build_tree
-from .behavior import behavior, summarise
+from .behavior import behavior, recovery, summarise
 from .metrics import cell, task_scores
 from . import stages
 
@@ -194,7 +194,7 @@ async def evaluate_policy(engine, name: str, *, suite: str, harness: str, yard: 
         rs = await play(Job(t, h, k, group(h), name, split, seed, tag=f'eval {split}') for t in chosen for h in mix for k in range(samples)); path = st.path
     by = {h: [r for r in rs if r.harness == h] for h in mix}
     for h, x in by.items(): say(f"clawlab: {h}: {cell(x, n_boot=200)['mean_score']:.3f}, n = {len(x)}")
-    return dict(policy=name, split=split, tasks=len(chosen), samples=samples, temperature=yard.sampling.temperature, store=path, cells={h: cell(x) for h, x in by.items()},
+    return dict(policy=name, split=split, tasks=len(chosen), samples=samples, temperature=yard.sampling.temperature, store=path, cells={h: {**cell(x), 'recovery': recovery(x)} for h, x in by.items()},
                 behavior={h: summarise(map(behavior, x)) for h, x in by.items()}, scores={h: task_scores(x) for h, x in by.items()})
 
 async def try_policy(engine, *, harness: str, instruction: str, files: Mapping[str, str], yard: Yard, store: str, say: Callable = print) -> dict:
