@@ -95,7 +95,7 @@ async def run_harness(task: Task, harness, session, proxy, backend, limits, gate
                 if gate: env = {**env, **gate.env(box.url, box.home, backend == 'kubernetes' and bool(backend_module(backend).serves(backend)))}
         except TimeoutError: raise SandboxError(f'no sandbox within {START_S} s') from None
         ex = await box.exec(argv, env, timeout=limits.seconds)
-        return ex, await box.get(), box.left_out
+        return ex, harness.submission(await box.get(), task.files), box.left_out
     finally: await box.stop()
 
 # %% ../../nbs/24_launch.rollouts.ipynb #2f196229
