@@ -269,14 +269,14 @@ def harness_list():
     "Known harnesses, their pinned versions, and whether they are installed."
     from clawlab.launch.harness import load
     hs = [load(n) for n in known_harnesses()]
-    for h in hs: say(f"{h.name:18} {h.version:12} {'installed' if h.installed else 'not installed'}")
-    emit(dict(harnesses=[dict(name=h.name, version=h.version, installed=h.installed) for h in hs]))
+    for h in hs: say(f"{h.name:18} {h.version:12} {'installed' if h.installed else 'not installed' if h.spec.tried else 'described, never run here'}")
+    emit(dict(harnesses=[dict(name=h.name, version=h.version, installed=h.installed, tried=h.spec.tried) for h in hs]))
 
 @harness_app.command('install')
 def harness_install(names: Annotated[list[str], typer.Argument(help='Names, or `all`')]):
     "Install pinned harnesses; one that is there already costs nothing."
     from clawlab.launch.harness import install, load
-    for n in (names := known_harnesses() if names == ['all'] else names): load(n)  # unknown names first, before anything is installed
+    for n in (names := [n for n in known_harnesses() if load(n).spec.tried] if names == ['all'] else names): load(n)  # unknown names first, before anything is installed
     done = []
     for n in names: say(f'clawlab: harness {n}'); install(n); done.append(load(n))
     emit(dict(installed=[dict(name=h.name, version=h.version, installed=h.installed) for h in done]))

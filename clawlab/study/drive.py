@@ -52,7 +52,7 @@ def mix_of(text: str) -> dict[str, float]:
         except ValueError: raise InputError(f'{part!r}: a ratio is a number, as in react=2') from None
         if name in mix or not 0 < ratio < math.inf: raise InputError(f'{part!r}: each harness once, with a ratio above 0')
         mix[name] = ratio
-        if not (h := load(name)).installed: raise InputError(f'harness {name} is not installed: clawlab harness install {name}')
+        if why := load(name).absent: raise InputError(why)
     return mix
 
 def interval(text: str) -> tuple[float, float] | None:

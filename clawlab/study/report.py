@@ -12,8 +12,8 @@ from .behavior import EGRESS, METRICS
 
 # %% auto #0
 __all__ = ['FLOOR', 'MIN_TASKS', 'CSS', 'judge', 'verdicts', 'headline', 'curve_figure', 'table_figure', 'stage_figure',
-           'html_table', 'cells_html', 'gains_html', 'behavior_html', 'pairs_html', 'exact_html', 'render', 'clean',
-           'write_report']
+           'html_table', 'cells_html', 'gains_html', 'behavior_html', 'pairs_html', 'exact_html', 'document', 'render',
+           'clean', 'write_report']
 
 # %% ../../nbs/42_study.report.ipynb #efe3f362
 def _say(g: Mapping) -> str: return f"{g['value']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}], n = {g['n']}"
@@ -227,7 +227,13 @@ def _figures(res):
     if res.get('stages'): figs.append(('Time per stage.', stage_figure(res)))
     return '<div class="figs">' + ''.join(f'<figure><figcaption>{escape(t)}</figcaption>{s}</figure>' for t, s in figs) + '</div>'
 
-# %% ../../nbs/42_study.report.ipynb #53a3318a
+# %% ../../nbs/42_study.report.ipynb #3da2aa3d
+def document(title: str, body: str, css: str = '') -> str:
+    "A self-contained page in this look; `body` is HTML, `css` comes after the common style."
+    return ('<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1"><meta name="color-scheme" content="light dark">'
+            f'<title>{escape(title)}</title><style>{CSS}{css}</style></head><body><main>{body}</main></body></html>')
+
+# %% ../../nbs/42_study.report.ipynb #49c7611a
 def render(res: Mapping) -> str:
     "The whole page of one study as a self-contained HTML document."
     mark = dict(better='▲', worse='▼', open='○', missing='–', few='–', floor='–')
@@ -242,8 +248,7 @@ def render(res: Mapping) -> str:
     body += [f'<h2>{t}</h2>{h}' for t, h in parts]
     for t, d in (('Programs', res.get('versions')), ('Configuration', res.get('config')), ('Machine', res.get('machine')), ('Checks before the run', res.get('checks'))):
         if d: body.append(f'<details{" open" if t == "Programs" else ""}><summary>{t}</summary>{pairs_html(d)}</details>')
-    return ('<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1"><meta name="color-scheme" content="light dark">'
-            f'<title>{escape(res["study"])} · {escape(res["run"])}</title><style>{CSS}</style></head><body><main>{"".join(body)}</main></body></html>')
+    return document(f'{res["study"]} · {res["run"]}', ''.join(body))
 
 # %% ../../nbs/42_study.report.ipynb #d0cc1c3b
 def clean(x: Any) -> Any:
