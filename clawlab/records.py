@@ -184,6 +184,7 @@ DEFAULTS = {
     'sandbox': {'backend': 'bwrap', 'image': ''},
     'kubernetes': {'namespace': 'clawlab-sandboxes', 'image': '', 'proxy': '', 'patch': '', 'starting': '16', 'rate': '20', 'warm': '0'},
     'store':   {'durable': 'process'},
+    'judge':   {'url': '', 'model': '', 'key_env': '', 'key_file': '', 'concurrency': '4', 'timeout': '60'},
     'embed':   {'url': '', 'model': '', 'key': ''},
     'egress':  {},  # names are the user's own
 }
