@@ -184,6 +184,7 @@ DEFAULTS = {
     'sandbox': {'backend': 'bwrap', 'image': ''},
     'kubernetes': {'namespace': 'clawlab-sandboxes', 'image': '', 'proxy': '', 'patch': '', 'starting': '16', 'rate': '20', 'warm': '0'},
     'store':   {'durable': 'process'},
+    'embed':   {'url': '', 'model': '', 'key': ''},
     'egress':  {},  # names are the user's own
 }
 

@@ -241,3 +241,36 @@ async def test_react_stream():
     m = e.bodies[2]['messages']
     assert [x['content'] for x in m[-2:]] == ['1', '2'] and [c['id'] for c in m[2]['tool_calls']] == ['a', 'b'] and m[2]['reasoning_content'] == 'hm'
     assert e.bodies[1]['messages'] == m   # after half a stream: the same request again
+
+def test_fields_that_say_more_about_a_program(tmp_path):
+    d = toml(tmp_path, '')
+    base = (d/'harness.toml').read_text()
+    def spec(top='', below=''): (d/'harness.toml').write_text(f'{top}\n{base}{below}'); return read_spec(d)
+    s = spec('skills = ["~/.h/skills", ".h/skills"]\nquirks = ["slow"]\nprompt_tokens = 960\ntried = false')
+    assert s.skills[0] == '~/.h/skills' and s.quirks == ['slow'] and s.prompt_tokens == 960 and not s.tried
+    for top, below, says in (('skill = []', '', 'skill'), ('skills = ["/etc"]', '', '/etc'), ('', '[mcp]\nargs = ["{port}"]\n', 'port'), ('', '[mcp]\nrun.argw = []\n', 'argw'),
+                             ('', '[mcp]\nargs = ["{api_key}"]\n', 'command line'), ('', '[mcp]\nprefix = "x"\n', 'never hears'), ('', '[mcp.wire]\ntool = []\n', "'tool'"),
+                             ('', '[run.files]\na = "{server_args}"\n', 'outside')):
+        with pytest.raises(InputError) as e: spec(top, below)
+        assert says in str(e.value) and '\n' not in str(e.value), says
+
+def test_a_harness_that_was_never_run_is_listed_and_refused(tmp_path, monkeypatch):
+    (tmp_path/'harnesses').mkdir(); toml(tmp_path/'harnesses', '')
+    f = tmp_path/'harnesses/h/harness.toml'; f.write_text('tried = false\n' + f.read_text())
+    monkeypatch.setattr(harness, 'repo_root', lambda: tmp_path); monkeypatch.setenv('CLAWLAB_HOME', str(tmp_path/'home'))
+    assert known() == ['h'] and not (h := load('h')).installed
+    for refused in (lambda: harness.install('h'), lambda: h.binds):
+        with pytest.raises(InputError, match='never run here'): refused()
+    f.write_text(f.read_text().replace('tried = false', '').replace('builtin', 'manual'))
+    with pytest.raises(InputError, match='put it at'): harness.install('h')
+    load('h').dir.mkdir(parents=True)
+    assert harness.install('h').installed and load('h').binds == ((str(load('h').dir), '/opt/h'),)
+
+def test_native_tools_change_what_mcp_says_and_nothing_else(tmp_path):
+    d = toml(tmp_path, '[run.files]\n"~/c" = "plain"\n[wire]\ntools = ["sh"]\n[mcp]\nargs = ["--config", "{home}/c"]\nrun.files = {"~/c" = "{server_command} {server_args}"}\n[variant.free.wire]\ntools = []\n')
+    def told(variant='', names=('a', 'b')): return harness.Harness('h', read_spec(d, variant), d).with_tools(names)
+    argv, _, files = (h := told()).command('-- do', 'm', 'http://x', 'k', home='/h')
+    assert argv == ['x', '-- do', '--config', '/h/c'] and json.loads(files['~/c'].split(' ', 1)[1])[-2:] == ['/h/.tools/run.py', 'mcp']
+    assert h.session['expect_harness'] == {'tools': ['sh', 'mcp__tools__a', 'mcp__tools__b']} and told('free').wire == {'tools': []}
+    plain = told(names=())
+    assert plain.command('i', 'm', 'http://x', 'k')[0] == ['x', 'i'] and plain.command('i', 'm', 'http://x', 'k')[2] == {'~/c': 'plain'} and plain.wire == {'tools': ['sh']}

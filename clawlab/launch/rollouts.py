@@ -162,7 +162,7 @@ async def _ready(jobs: list[Job], backend: str) -> dict:
     if twice := [k for k, n in Counter(j.key for j in jobs).items() if n > 1]: raise InputError(f'the job {twice[0]} is there twice: sample numbers tell jobs of a group apart')
     harnesses = {name: load(name) for name in sorted({j.harness for j in jobs})}
     for h in harnesses.values():
-        if not h.installed: raise InputError(f'harness {h.name} is not installed: clawlab harness install {h.name}')
+        if h.absent: raise InputError(h.absent)
     if backend == 'podman' and (no := unbuilt(setting('sandbox', 'image'), harnesses.values())): raise InputError(f'container images that are not on this machine: {", ".join(no)} (clawlab harness image {" ".join(no.values())}, or podman pull)')
     for name in sorted({j.task.egress for j in jobs} - {''}): policy(name)
     if jobs and (why := await probe(backend)): raise InputError(f'sandbox {backend}: {why}')
