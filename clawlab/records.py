@@ -185,6 +185,7 @@ DEFAULTS = {
     'kubernetes': {'namespace': 'clawlab-sandboxes', 'image': '', 'proxy': '', 'patch': '', 'starting': '16', 'rate': '20', 'warm': '0'},
     'store':   {'durable': 'process'},
     'embed':   {'url': '', 'model': '', 'key': ''},
+    'proposer': {'url': '', 'model': '', 'key_env': ''},
     'egress':  {},  # names are the user's own
 }
 
