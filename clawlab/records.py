@@ -186,6 +186,7 @@ DEFAULTS = {
     'store':   {'durable': 'process'},
     'judge':   {'url': '', 'model': '', 'key_env': '', 'key_file': '', 'concurrency': '4', 'timeout': '60'},
     'embed':   {'url': '', 'model': '', 'key': ''},
+    'proposer': {'url': '', 'model': '', 'key_env': ''},
     'egress':  {},  # names are the user's own
 }
 
