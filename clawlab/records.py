@@ -122,19 +122,24 @@ class Task:
     family: str
     split: str                          # train | validation | test
     instruction: str
-    files: dict[str, str] = field(default_factory=dict)  # path in the workspace -> text
+    files: dict[str, str | bytes] = field(default_factory=dict)  # path in the workspace -> text, or bytes where it is no text
     required_tools: tuple[str, ...] = ()
-    steps: tuple[str, ...] = ()         # the solution, one shell command per tool call
-    habit: tuple[str, ...] = ()         # one plausible wrong way, for imperfect teachers
+    steps: tuple[str | dict, ...] = ()  # the solution, one tool call each: a shell command, or `{'tool': name, 'arguments': {...}}`
+    habit: tuple[str | dict, ...] = ()  # one plausible wrong way, for imperfect teachers
     verifier: str = ''                  # Python source of `verify(workspace, expect) -> float`
     expect: dict = field(default_factory=dict)  # what the verifier compares with; never in the agent's sandbox
-    rubric: str = ''
+    rubric: dict[str, str] = field(default_factory=dict)  # criterion -> what earns it; all weigh the same
+    tools: tuple[str, ...] = ()         # names of the suite's tools that it offers, `mail_*` for a whole service
+    toolset: str = ''                   # Python source of these tools
+    state: dict = field(default_factory=dict)  # what the tools begin with
+    protected: tuple[str, ...] = ()     # globs of paths in the workspace that must stay as they are
     level: int = 1
-    limits: dict = field(default_factory=dict)
+    limits: dict = field(default_factory=dict)  # of the sandbox (`Limits`); `verify_seconds` of the verifier
     egress: str = ''                    # name of the list of hosts that the sandbox may reach; empty: the model only
+    source: dict = field(default_factory=dict)  # where a converted task comes from, and what of it was left out
 
     def _repr_markdown_(self):
-        return f'**{self.task_id}** ({self.family}, level {self.level}, {self.split})\n\n> {self.instruction}\n\n' + '\n'.join(f'- `{s}`' for s in self.steps)
+        return f'**{self.task_id}** ({self.family}, level {self.level}, {self.split})\n\n> {self.instruction}\n\n' + '\n'.join(f'- `{s}`' if isinstance(s, str) else f'- {s["tool"]} `{json.dumps(s["arguments"], ensure_ascii=False)}`' for s in self.steps)
 
 # %% ../nbs/00_records.ipynb #19ff023b
 Outcome = Literal['ok', 'timeout', 'agent_fail', 'infra_fail', 'grader_fail', 'truncated']
@@ -173,12 +178,15 @@ class Rollout:
 
 # %% ../nbs/00_records.ipynb #9161dc03
 DEFAULTS = {
-    'lab':     {'home': '', 'concurrency': '4'},
+    'lab':     {'home': '', 'harnesses': '', 'concurrency': '4'},
     'limits':  {'cpus': '4', 'memory_mb': '4096', 'pids': '256', 'disk_mb': '256', 'seconds': '120'},
     'proxy':   {'max_inflight': '512', 'min_completion': '256', 'max_body_mb': '64'},
     'sandbox': {'backend': 'bwrap', 'image': ''},
     'kubernetes': {'namespace': 'clawlab-sandboxes', 'image': '', 'proxy': '', 'patch': '', 'starting': '16', 'rate': '20', 'warm': '0'},
     'store':   {'durable': 'process'},
+    'judge':   {'url': '', 'model': '', 'key_env': '', 'key_file': '', 'concurrency': '4', 'timeout': '60'},
+    'embed':   {'url': '', 'model': '', 'key': ''},
+    'proposer': {'url': '', 'model': '', 'key_env': ''},
     'egress':  {},  # names are the user's own
 }
 

@@ -1,10 +1,11 @@
 "The suite that ships, and what a broken suite says."
 import importlib.util, json, re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 import pytest
 from clawlab.records import InputError
-from clawlab.launch.tasks import load_suite, overlap, select
+from clawlab.launch.tasks import load_suite, overlap, save_suite, select
 
 NANO = Path(__file__).parent.parent/'experiments/tasks/nano'
 GOOD = dict(task_id='a', family='copy', instruction='Copy notes to draft.', files={'notes': 'red\n'}, steps=['cp notes draft'])
@@ -127,3 +128,27 @@ def test_select(tasks):
     assert all(t.family == 'copy' and t.level == 2 for t in select(tasks, family='copy', level=2))
     for kw, said in ((dict(split='dev'), "no split 'dev'"), (dict(family='x'), "no family 'x'"), (dict(split='test', n=109), '109 tasks wanted, there are 108'), (dict(n=0), '0 tasks wanted')):
         with pytest.raises(InputError, match=said): select(tasks, **kw)
+
+def test_files_that_are_no_text_tool_steps_and_tools_py(tmp_path):
+    line = dict(task_id='a', family='f', instruction='i', files={'p.bin': {'base64': 'AP8='}, 't': 'x'}, steps=['ls', dict(tool='mail_send', arguments={'to': 'a'})], tools=['mail_*'], state={'mail': []}, protected=['t'], rubric={'clear': 'it is'}, limits={'verify_seconds': 60})
+    (tmp_path/'verify.py').write_text('def verify(w, e): return 0.'); (tmp_path/'train.jsonl').write_text(json.dumps(line))
+    with pytest.raises(InputError, match='train.jsonl:1: tools: this suite has no tools.py'): load_suite(tmp_path)
+    (tmp_path/'tools.py').write_text('def mail_send(state, to: str): "Send."')
+    t = load_suite(tmp_path)['a']
+    assert t.files == {'p.bin': b'\0\xff', 't': 'x'} and t.steps[1] == {'tool': 'mail_send', 'arguments': {'to': 'a'}} and t.toolset.startswith('def mail_send') and t.protected == ('t',) and t.rubric == {'clear': 'it is'}
+    assert overlap([t], [t]) == 1
+    for wrong, says in ((dict(files={'a': {'base64': '***'}}), 'files.a.base64'), (dict(files={'a': 5}), 'files.a: '), (dict(steps=[{'tool': 'a b'}]), 'steps.0.tool'), (dict(limits={'verify_seconds': 0}), 'limits'), (dict(limits={'verify_second': 1}), 'limits')):
+        (tmp_path/'train.jsonl').write_text(json.dumps(line | wrong))
+        with pytest.raises(InputError) as e: load_suite(tmp_path)
+        assert says in str(e.value) and '\n' not in str(e.value), e.value
+    (tmp_path/'train.jsonl').write_text(json.dumps(line | dict(steps=[], source={'format': 'clawgym'})))
+    assert load_suite(tmp_path)['a'].steps == ()
+
+def test_a_suite_that_is_written_is_read_back(tmp_path):
+    t = replace(load_suite('nano')['test-copy-1-0'], files={'a': 'é\r\n', 'b/c.bin': b'\0\xff'}, steps=('ls', {'tool': 'mail_send', 'arguments': {}}), tools=('mail_*',), toolset='def mail_send(state): "Send."', state={'x': [1]}, protected=('a',), limits={'verify_seconds': 9})
+    other = replace(t, task_id='b', split='train', tools=(), toolset='')
+    assert load_suite(save_suite([t, other], tmp_path/'s')) == {'b': other, t.task_id: t}
+    (tmp_path/'half').mkdir(); (tmp_path/'half/x').write_text('')
+    for tasks, to, says in (([t], 's', 'not empty'), ([t], 'half', 'not empty'), ([], 'n', 'no tasks'), ([t, replace(t, verifier='def verify(w, e): return 1')], 'n', '2 verifiers'), ([replace(t, split='dev')], 'n', "'dev'"), ([t, t], 'n', 'twice')):
+        with pytest.raises(InputError, match=says): save_suite(tasks, tmp_path/to)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ['half', 's']

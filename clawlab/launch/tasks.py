@@ -4,33 +4,55 @@
 
 # %% ../../nbs/22_launch.tasks.ipynb #f33b1d1a
 from __future__ import annotations
-import ast, json, random
+import ast, base64, json, os, random, shutil
+from dataclasses import fields
 from pathlib import Path, PurePosixPath
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from ..records import InputError, Task, repo_root
 from .sandbox.base import Limits
+from .tools import offered
 
 # %% auto #0
-__all__ = ['SPLITS', 'TaskLine', 'load_suite', 'select', 'overlap']
+__all__ = ['SPLITS', 'Line', 'Binary', 'ToolStep', 'TaskLine', 'load_suite', 'task_line', 'save_suite', 'select', 'shared',
+           'overlap']
 
 # %% ../../nbs/22_launch.tasks.ipynb #8e4d012b
 SPLITS = ('train', 'validation', 'test')
 
-class TaskLine(BaseModel):
+class Line(BaseModel): model_config = ConfigDict(extra='forbid', strict=True)
+
+class Binary(Line):
+    "A file that is no text."
+    base64: str
+    @field_validator('base64')
+    @classmethod
+    def _decodes(cls, text):
+        base64.b64decode(text, validate=True)
+        return text
+
+class ToolStep(Line):
+    "A call of a task's own tool."
+    tool: str = Field(pattern=r'^[A-Za-z_]\w*$')
+    arguments: dict = {}
+
+class TaskLine(Line):
     "The shape of one line of a suite; `Task` in a file."
-    model_config = ConfigDict(extra='forbid', strict=True)
     task_id: str = Field(min_length=1, max_length=100, pattern=r'^[\w.-]+$')
     family: str = Field(min_length=1)
     instruction: str = Field(min_length=1)
-    files: dict[str, str]                  # path in the workspace -> text
-    steps: list[str] = Field(min_length=1)
-    habit: list[str] = []
+    files: dict[str, str | Binary]         # path in the workspace -> content
+    steps: list[str | ToolStep] = []
+    habit: list[str | ToolStep] = []
     required_tools: list[str] = []
     expect: dict = {}
-    rubric: str = ''
+    rubric: dict[str, str] = {}
+    tools: list[str] = []
+    state: dict = {}
+    protected: list[str] = []
     level: int = Field(1, ge=1)
     limits: dict[str, float] = {}
     egress: str = Field('', pattern=r'^[a-z0-9_]{0,40}$')  # a name in `[egress]` of settings.ini
+    source: dict = {}                      # of a converted task, which may come without a solution
 
     @field_validator('files')
     @classmethod
@@ -46,27 +68,35 @@ class TaskLine(BaseModel):
     @classmethod
     def _known(cls, limits):
         out = {k: int(v) if v.is_integer() else v for k, v in limits.items()}
-        try: Limits(**out)
+        try: Limits(**{k: v for k, v in out.items() if k != 'verify_seconds'})
         except (TypeError, InputError) as e: raise ValueError(str(e).removeprefix('Limits.__init__() ')) from None
+        if not 0 < out.get('verify_seconds', 1) <= 3600: raise ValueError('verify_seconds is not between 0 and 3600')
         return out
 
 # %% ../../nbs/22_launch.tasks.ipynb #758b57cc
-def _task(text: str | bytes, where: str, split: str, verifier: str) -> Task:
+def _task(text: str | bytes, where: str, split: str, verifier: str, toolset: str = '') -> Task:
     "One line of a suite as a `Task`; `InputError` says `file:line: field: what`."
     try: t = TaskLine.model_validate_json(text)
     except ValidationError as e:
-        f = e.errors()[0]
-        raise InputError(f'{where}: {".".join(map(str, f["loc"])) or "the line"}: {f["msg"]}') from None
+        first = e.errors()[0]['loc'][:2]
+        f = max((x for x in e.errors() if x['loc'][:2] == first), key=lambda x: len(x['loc']))  # what has two shapes: the one it comes nearer to
+        raise InputError(f'{where}: {".".join(str(x) for x in f["loc"] if x not in ("str", "Binary", "ToolStep")) or "the line"}: {f["msg"]}') from None
     d = {k: tuple(v) if isinstance(v, list) else v for k, v in t.model_dump().items()}
-    return Task(split=split, verifier=verifier, **d)
+    if not t.steps and not t.source: raise InputError(f'{where}: steps: a task of our own has a solution')
+    if t.tools and not toolset: raise InputError(f'{where}: tools: this suite has no tools.py')
+    d['files'] = {p: c if isinstance(c, str) else base64.b64decode(c['base64']) for p, c in d['files'].items()}
+    task = Task(split=split, verifier=verifier, toolset=toolset if t.tools else '', **d)
+    try: offered(task)
+    except InputError as e: raise InputError(f'{where}: {e}') from None
+    return task
 
 # %% ../../nbs/22_launch.tasks.ipynb #5e18be91
-def _verifier(f: Path) -> str:
-    "Source of a suite's verifier, proven to parse and to define `verify`."
-    if not f.is_file(): raise InputError(f'{f}: no verifier')
-    try: tree = ast.parse(src := f.read_text())
+def _source(f: Path, defines: str = '') -> str:
+    "Python source of a suite, proven to parse and to define a function."
+    if not f.is_file(): raise InputError(f'{f}: no {"verifier" if defines else "such file"}')
+    try: tree = ast.parse(src := f.read_text(encoding='utf8'))
     except (SyntaxError, ValueError) as e: raise InputError(f'{f}:{getattr(e, "lineno", 1)}: {getattr(e, "msg", e)}') from None
-    if not any(isinstance(n, ast.FunctionDef) and n.name == 'verify' for n in tree.body): raise InputError(f'{f}: defines no function verify')
+    if defines and not any(isinstance(n, ast.FunctionDef) and n.name == defines for n in tree.body): raise InputError(f'{f}: defines no function {defines}')
     return src
 
 # %% ../../nbs/22_launch.tasks.ipynb #271974d1
@@ -78,14 +108,42 @@ def load_suite(suite: str | Path # a folder, or the name of a suite that ships i
     if not d.is_dir(): raise InputError(f'no task suite {suite}: not a folder, and not in experiments/tasks')
     found = [(s, d/f'{s}.jsonl') for s in SPLITS if (d/f'{s}.jsonl').is_file()]
     if not found: raise InputError(f'{d}: no {", ".join(f"{s}.jsonl" for s in SPLITS)} in this folder')
-    verifier, tasks = _verifier(d/'verify.py'), {}
+    verifier, toolset, tasks = _source(d/'verify.py', 'verify'), _source(d/'tools.py') if (d/'tools.py').is_file() else '', {}
     for split, f in found:
         for i, text in enumerate(f.read_bytes().split(b'\n'), 1):
             if not text.strip(): continue
-            t = _task(text, where := f'{f}:{i}', split, verifier)
+            t = _task(text, where := f'{f}:{i}', split, verifier, toolset)
             if t.task_id in tasks: raise InputError(f'{where}: task_id: {t.task_id} occurs twice')
             tasks[t.task_id] = t
     return tasks
+
+# %% ../../nbs/22_launch.tasks.ipynb #d079e050
+def task_line(t: Task) -> str:
+    "The line of a suite that a task is read from."
+    skip = {'split', 'verifier', 'toolset'}
+    d = {f.name: v for f in fields(t) if f.name not in skip and ((v := getattr(t, f.name)) != f.default and v not in ({}, ()) or f.name in ('files', 'steps'))}
+    if 'files' in d: d['files'] = {p: c if isinstance(c, str) else {'base64': base64.b64encode(c).decode()} for p, c in d['files'].items()}
+    return json.dumps(d, ensure_ascii=False)
+
+def save_suite(tasks, # of `Task`, all with one verifier and one toolset (or none)
+               folder: str | Path) -> Path:
+    "Write a suite that `load_suite` reads back as the same tasks; `InputError` where the folder has something in it."
+    tasks, to = list(tasks), Path(folder)
+    for what, sources in (('verifier', {t.verifier for t in tasks}), ('toolset', {t.toolset for t in tasks} - {''})):
+        if len(sources) > 1: raise InputError(f'{to}: these tasks have {len(sources)} {what}s; a suite has one')
+    if to.exists() and (not to.is_dir() or any(to.iterdir())): raise InputError(f'{to} is there already, and not empty')
+    if not tasks: raise InputError(f'{to}: no tasks to write')
+    if bad := next((t for t in tasks if t.split not in SPLITS), None): raise InputError(f'{bad.task_id}: the split {bad.split!r} is none of {", ".join(SPLITS)}')
+    (part := to.with_name(f'.{to.name}.{os.getpid()}')).mkdir(parents=True)
+    try:
+        for split in SPLITS:
+            if lines := [task_line(t) for t in tasks if t.split == split]: (part/f'{split}.jsonl').write_text('\n'.join(lines) + '\n', encoding='utf8')
+        (part/'verify.py').write_text(tasks[0].verifier, encoding='utf8')
+        if source := next((t.toolset for t in tasks if t.toolset), ''): (part/'tools.py').write_text(source, encoding='utf8')
+        load_suite(part)
+        part.replace(to)
+    finally: shutil.rmtree(part, ignore_errors=True)
+    return to
 
 # %% ../../nbs/22_launch.tasks.ipynb #05c35962
 def select(tasks: dict[str, Task], # as `load_suite` gives them
@@ -112,9 +170,13 @@ def _balanced(tasks, rng):
     return deal([deal(f[i % len(f):] + f[:i % len(f)]) for i, f in enumerate(rng.sample(families, len(families)))])
 
 # %% ../../nbs/22_launch.tasks.ipynb #b8886f65
-def overlap(a, b) -> int:
-    "How many tasks of `a` share an instruction or the initial files with a task of `b`."
+def shared(a, b) -> list[Task]:
+    "The tasks of `a` that have an instruction or the start (files and the tools' state, if there are any) in common with a task of `b`."
     def say(t): return ' '.join(t.instruction.lower().split())
-    def files(t): return json.dumps(t.files, sort_keys=True)
-    says, trees = {say(t) for t in b}, {files(t) for t in b}
-    return sum(say(t) in says or files(t) in trees for t in a)
+    def files(t): return json.dumps([t.files, t.state], sort_keys=True, default=bytes.hex)
+    says, trees = {say(t) for t in b}, {files(t) for t in b if t.files or t.state}
+    return [t for t in a if say(t) in says or files(t) in trees]
+
+def overlap(a, b) -> int:
+    "How many tasks of `a` share an instruction or a start with a task of `b`."
+    return len(shared(a, b))

@@ -133,7 +133,7 @@ def rollout_bytes(tree: Tree, rollout: Rollout | None = None, codec: Codec | Non
     about = {k: _text(v) for k, v in dict(task=r.task_id, harness=f'{r.harness} {r.harness_version}'.strip(), checkpoint=r.checkpoint, group=r.group, sample=r.sample, attempt=r.attempt, seed=r.seed, split=r.split,
              scores=r.scores, dropped=r.dropped_reason or '', exit_code=r.exit_code, meta=r.meta).items() if v not in (None, '', {})}
     facts = dict(id=r.rollout_id, about=about, outcome=r.outcome or '', reward=_num(r.reward), advantage=_num(advantage) if np.ndim(advantage) == 0 and advantage is not None else None,
-                 discarded=tree.discarded, task=task and dict(instruction=task.instruction, solution=_text(list(task.steps)), expect=_text(task.expect), rubric=task.rubric, verifier=task.verifier), stats={k: _text(v) if not isinstance(v, (int, dict)) else v for k, v in tree.stats.items()}, text=codec is not None or not len(at), tools=[_text(json.loads(t)) for t in tools],
+                 discarded=tree.discarded, task=task and dict(instruction=task.instruction, solution=_text(list(task.steps)), expect=_text(task.expect), rubric=task.rubric and _text(task.rubric), verifier=task.verifier), stats={k: _text(v) if not isinstance(v, (int, dict)) else v for k, v in tree.stats.items()}, text=codec is not None or not len(at), tools=[_text(json.loads(t)) for t in tools],
                  mates=[[m.rollout_id, m.outcome or '', _num(m.reward)] for m in mates], calls=calls, messages=ms.rows)
     lp = np.where(np.isnan(tree.logprobs_T), -1, np.round(np.clip(-tree.logprobs_T, 0, 2e5) * 1e4)).astype(np.int64)   # minus log-prob, in ten-thousandths
     s = tree.call_T >= 0

@@ -101,7 +101,7 @@ async def preflight(lab: Lab, harnesses: Sequence[str]) -> dict:
     if why := await probe(lab.backend): raise InputError(f'sandbox {lab.backend}: {why}')
     hs = [load(h) for h in dict.fromkeys(harnesses)]
     for h in hs:
-        if not h.installed: raise InputError(f'harness {h.name} is not installed: clawlab harness install {h.name}')
+        if h.absent: raise InputError(h.absent)
     by = {s: [t for t in lab.tasks.values() if t.split == s] for s in ('train', 'test')}
     if shared := overlap(by['train'], by['test']): raise InputError(f'{shared} tasks are in train and in test')
     lab.run.log(f"harnesses {', '.join(f'{h.name} {h.version}' for h in hs)}; sandbox {lab.backend}; {len(by['train'])} train and {len(by['test'])} test tasks, overlap 0; {len(swept)} leftovers swept")
@@ -115,7 +115,8 @@ def programs() -> dict[str, str]:
 
 def suite_digest(tasks: Mapping[str, Task]) -> str:
     "Twelve hex digits of the content of a suite."
-    return hashlib.sha256(json.dumps([[t.task_id, t.instruction, t.files, t.steps, t.habit, t.expect, t.verifier] for _, t in sorted(tasks.items())]).encode()).hexdigest()[:12]
+    def what(t): return [t.task_id, t.instruction, t.files, t.steps, t.habit, t.expect, t.verifier, *([t.rubric, t.tools, t.toolset, t.state, t.protected],)*bool(t.rubric or t.tools or t.protected)]
+    return hashlib.sha256(json.dumps([what(t) for _, t in sorted(tasks.items())], default=bytes.hex).encode()).hexdigest()[:12]
 
 # %% ../../nbs/44_study.stages.ipynb #8b56b1db
 async def teach(lab: Lab, name: str, harness_n: Mapping[str, int], # rollouts per harness
