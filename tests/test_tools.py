@@ -1,9 +1,9 @@
 """A task's own tools: schemas from source, the runner as command and as MCP server, the proof of their state, and harnesses that use them."""
-import asyncio, json, subprocess, sys, threading
+import asyncio, json, subprocess, threading
 from dataclasses import replace
 import pytest
 from clawlab.records import InputError, Task
-from clawlab.capture.engines.oracle import RETRY, OracleEngine, tool_line
+from clawlab.capture.engines.oracle import RETRY, OracleEngine
 from clawlab.capture.proxy import Proxy
 from clawlab.capture.store import Store
 from clawlab.launch import tools as T

@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from ..records import GraderError, SandboxError, Task
 from ..capture.engines.oracle import RETRY, tool_line
 from .progress import Progress
-from .tools import guarded, start_files, tool_files
 from .sandbox.base import Limits, make_sandbox
 from .sandbox.keeper import FATAL
+from .tools import guarded, start_files, tool_files
 
 # %% auto #0
 __all__ = ['GRADER', 'PYTHON', 'ROOM', 'UNSEEN', 'VERIFY_S', 'PASS', 'Score', 'unseen', 'Starved', 'tampered', 'settle', 'grade',
@@ -69,7 +69,7 @@ class Score:
     score: float | None
     detail: dict = field(default_factory=dict)
     error: str = ''
-    label: str = ''  # why the score is 0 whatever else the agent did: `gate: ...`, `protected: ...`, `ended: ...`
+    label: str = ''  # why the score is 0 whatever else the agent did: `gate: ...`, `protected: ...`, `tampered: ...`, `ended: ...`
 
 ROOM = 8 << 20 # bytes of a workspace that a verifier reads
 
@@ -117,6 +117,7 @@ def tampered(task: Task, files: dict[str, bytes | str]) -> dict[str, str]:
 def settle(task: Task, files: dict, s: Score | None = None) -> Score | None:
     "A verifier's score under the protected paths and the safety gates; without a score, whether the paths alone decide."
     if bad := tampered(task, files): return Score(0., {'protected': dict([*bad.items()][:20])}, label='protected: ' + ', '.join(f'{p} {w}' for p, w in [*bad.items()][:3]) + (f' and {len(bad) - 3} more' if len(bad) > 3 else ''))
+    if s and (why := s.detail.get('tampered')): return replace(s, score=0., label=f'tampered: {why}')
     gates = s.detail.get('gates', {}) if s and s.score is not None else {}
     if not isinstance(gates, dict) or not all(isinstance(v, bool) for v in gates.values()): return Score(None, s.detail, f'gates are a name with true or false each, not {gates!r}'[:300])
     shut = sorted(k for k, v in gates.items() if not v)

@@ -13,7 +13,8 @@ from .sandbox.base import Limits
 from .tools import offered
 
 # %% auto #0
-__all__ = ['SPLITS', 'Line', 'Binary', 'ToolStep', 'TaskLine', 'load_suite', 'task_line', 'save_suite', 'select', 'overlap']
+__all__ = ['SPLITS', 'Line', 'Binary', 'ToolStep', 'TaskLine', 'load_suite', 'task_line', 'save_suite', 'select', 'shared',
+           'overlap']
 
 # %% ../../nbs/22_launch.tasks.ipynb #8e4d012b
 SPLITS = ('train', 'validation', 'test')
@@ -169,9 +170,13 @@ def _balanced(tasks, rng):
     return deal([deal(f[i % len(f):] + f[:i % len(f)]) for i, f in enumerate(rng.sample(families, len(families)))])
 
 # %% ../../nbs/22_launch.tasks.ipynb #b8886f65
-def overlap(a, b) -> int:
-    "How many tasks of `a` share an instruction or the initial files (and state of the tools) with a task of `b`."
+def shared(a, b) -> list[Task]:
+    "The tasks of `a` that have an instruction or the start (files and the tools' state, if there are any) in common with a task of `b`."
     def say(t): return ' '.join(t.instruction.lower().split())
     def files(t): return json.dumps([t.files, t.state], sort_keys=True, default=bytes.hex)
-    says, trees = {say(t) for t in b}, {files(t) for t in b}
-    return sum(say(t) in says or files(t) in trees for t in a)
+    says, trees = {say(t) for t in b}, {files(t) for t in b if t.files or t.state}
+    return [t for t in a if say(t) in says or files(t) in trees]
+
+def overlap(a, b) -> int:
+    "How many tasks of `a` share an instruction or a start with a task of `b`."
+    return len(shared(a, b))

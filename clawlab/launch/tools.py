@@ -8,7 +8,7 @@ import ast, json
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from ..records import InputError, Task
-from ..capture.engines.oracle import RETRY, tool_line
+from ..capture.engines.oracle import RETRY
 from .harness import Harness
 
 # %% auto #0
