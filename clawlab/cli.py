@@ -11,6 +11,7 @@ from typing import Annotated, Optional
 import typer
 from .records import ClawlabError, InputError, home, repo_root, setting
 from .study.commands import Heat, Most, Seed, emit, eval_, export, make_engine, real, say, train_app, try_, whole
+from .study.synthcommands import tasks_synthesize
 
 # %% auto #0
 __all__ = ['app', 'tasks_app', 'harness_app', 'sandbox_app', 'bench_app', 'store_app', 'pairs', 'one_line', 'main', 'study',
@@ -112,13 +113,14 @@ async def _rollout(suite, harnesses, engine, store, n, samples, split, backend, 
     from clawlab.launch.egress.gate import front
     from clawlab.launch.rollouts import Job, run_rollouts
     from clawlab.launch.tasks import load_suite, select
+    from clawlab.study.behavior import recovery
     from clawlab.study.metrics import cell
     all_tasks = load_suite(suite); chosen = select(all_tasks, split=split, n=n, seed=seed); eng = make_engine(engine, all_tasks)
     if egress: chosen = [replace(t, egress=egress) for t in chosen]
     async with laboratory(eng, store, *front(backend), sampling=Sampling(temperature=temperature, max_tokens=max_tokens)) as (proxy, st):
         jobs = [Job(t, h, k, f'{group}/{h}/{t.task_id}', eng.name, split, seed) for t in chosen for h in harnesses for k in range(samples)]
         rs = await run_rollouts(jobs, proxy=proxy, store=st, backend=backend, concurrency=concurrency)
-    by = {h: cell([r for r in rs if r.harness == h], n_boot=2000) for h in harnesses}
+    by = {h: {**cell(x := [r for r in rs if r.harness == h], n_boot=2000), 'recovery': recovery(x)} for h in harnesses}
     return dict(store=st.path, rollouts=[dict(rollout=r.rollout_id, task=r.task_id, harness=r.harness, outcome=r.outcome, reward=r.reward, calls=len(r.calls)) for r in rs], cells=by)
 
 # %% ../nbs/90_cli.ipynb #88b3e0d0
@@ -268,14 +270,14 @@ def harness_list():
     "Known harnesses, their pinned versions, and whether they are installed."
     from clawlab.launch.harness import load
     hs = [load(n) for n in known_harnesses()]
-    for h in hs: say(f"{h.name:18} {h.version:12} {'installed' if h.installed else 'not installed'}")
-    emit(dict(harnesses=[dict(name=h.name, version=h.version, installed=h.installed) for h in hs]))
+    for h in hs: say(f"{h.name:18} {h.version:12} {'installed' if h.installed else 'not installed' if h.spec.tried else 'described, never run here'}")
+    emit(dict(harnesses=[dict(name=h.name, version=h.version, installed=h.installed, tried=h.spec.tried) for h in hs]))
 
 @harness_app.command('install')
 def harness_install(names: Annotated[list[str], typer.Argument(help='Names, or `all`')]):
     "Install pinned harnesses; one that is there already costs nothing."
     from clawlab.launch.harness import install, load
-    for n in (names := known_harnesses() if names == ['all'] else names): load(n)  # unknown names first, before anything is installed
+    for n in (names := [n for n in known_harnesses() if load(n).spec.tried] if names == ['all'] else names): load(n)  # unknown names first, before anything is installed
     done = []
     for n in names: say(f'clawlab: harness {n}'); install(n); done.append(load(n))
     emit(dict(installed=[dict(name=h.name, version=h.version, installed=h.installed) for h in done]))
@@ -449,6 +451,7 @@ async def _doctor() -> list[dict]:
 
 # %% ../nbs/90_cli.ipynb #20ac52bd
 app.add_typer(train_app, name='train')
+tasks_app.command('synthesize')(tasks_synthesize)
 for _name, _f in dict(eval=eval_, export=export, **{'try': try_}).items(): app.command(_name)(_f)
 
 # %% ../nbs/90_cli.ipynb #0f69d6bf

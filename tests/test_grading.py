@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from clawlab.records import Task
 from clawlab.launch import grading
-from clawlab.launch.grading import Score, check, check_suite, grade
+from clawlab.launch.grading import Score, check, check_suite, grade, settle, tampered
 from clawlab.launch.sandbox.base import Exec, Limits, make_sandbox, probe
 from clawlab.launch.tasks import load_suite, select
 from attacks import ANSWER, CHEATS, HONEST
@@ -118,6 +118,72 @@ async def test_a_lost_sandbox_is_tried_once_more(monkeypatch):
     monkeypatch.setattr(grading, '_grade', lost)
     s = await grade(task(''), {}, backend='process')
     assert len(tries) == 2 and s == Score(None, {}, 'no sandbox for the verifier: no room')
+
+GATED = says("return {'score': .75, 'gates': expect}")
+
+@backends
+@pytest.mark.parametrize('gates, score, label', [({'kept': True}, .75, ''), ({}, .75, ''), ({'kept': True, 'sent': False}, 0, 'gate: sent'), ({'b': False, 'a': False}, 0, 'gate: a, b')])
+async def test_any_gate_that_is_not_true_is_a_labelled_zero(backend, gates, score, label):
+    s = await grade(task(GATED, expect=gates), {}, backend=backend)
+    assert (s.score, s.label, s.detail.get('ungated')) == (score, label, .75 if label else None) and s.detail['gates'] == gates
+
+@pytest.mark.parametrize('gates', [{'kept': 1}, {'kept': None}, {'kept': 'false'}, ['kept'], 'kept', None])
+async def test_a_gate_that_is_neither_true_nor_false_is_a_broken_verifier(gates):
+    s = await grade(task(says(f"return {{'score': 1, 'gates': {gates!r}}}")), {}, backend='process')
+    assert s.score is None and 'true or false' in s.error and '\n' not in s.error
+
+PROTECTED = task(says('return 1.0'), protected=('tests', 'data/*.csv', 'a'))
+PROTECTED.files.update({'tests/test_a.py': 'assert False\n', 'tests/deep/x': b'\0\xff', 'data/in.csv': '1\n', 'data/notes': 'n'})
+
+@pytest.mark.parametrize('change, label', [
+    ({}, ''), ({'data/notes': b'other', 'new': b'', 'tests.md': b'', 'b': b''}, ''),
+    ({'tests/test_a.py': b'assert True\n'}, 'protected: tests/test_a.py changed'), ({'tests/deep/x': None}, 'protected: tests/deep/x removed'), ({'tests/conftest.py': b''}, 'protected: tests/conftest.py added'),
+    ({'data/sub/new.csv': b''}, 'protected: data/sub/new.csv added'), ({'a': b'x'}, 'protected: a changed'), ({'a': None, 'a/b': b''}, 'protected: a removed, a/b added'),
+    ({f'tests/{i}': b'' for i in range(9)}, 'protected: tests/0 added, tests/1 added, tests/2 added and 6 more'),
+    ({'tests/__pycache__/test_a.cpython-311.pyc': b'\0', 'tests/.git/config': b''}, '')])   # running the tests is no tampering; and a verifier sees neither
+async def test_S47_protected_paths_are_as_they_were_or_the_score_is_a_labelled_zero(change, label):
+    left = {p: c for p, c in ({p: c.encode() if isinstance(c, str) else c for p, c in PROTECTED.files.items()} | change).items() if c is not None}
+    s = await grade(PROTECTED, left, backend='process')
+    assert (s.score, s.label) == (0. if label else 1., label) and bool(label) == ('protected' in s.detail)
+
+async def test_S47_tampering_that_breaks_the_verifier_is_still_a_zero():
+    "Else it would delete the failure."
+    broken = replace(PROTECTED, verifier=says("return float((w/'a').read_text() == 'x\\n') / 0"))
+    assert (await grade(broken, dict(PROTECTED.files), backend='process')).score is None
+    assert (await grade(broken, {**PROTECTED.files, 'a': b''}, backend='process')).score == 0
+    assert len(tampered(PROTECTED, {})) == 4 and settle(PROTECTED, PROTECTED.files) is None
+
+@backends
+async def test_S47_histories_and_compiled_code_never_reach_the_verifier(backend):
+    left = {'a': 'x\n', '.git/hooks/post-checkout': '#!/bin/sh\nkill -9 $PPID', 'm.py': 'X = 1', '__pycache__/m.cpython-311.pyc': b'\xa7\r\r\n', 'sub/.git': 'gitdir: x', 'sub/.gitignore': '*', 'x.git/HEAD': ''}
+    s = await grade(task(says("return {'score': 1.0, 'names': sorted(str(p.relative_to(w)) for p in w.rglob('*') if p.is_file())}")), left, backend=backend)
+    assert s.detail['names'] == ['a', 'm.py', 'sub/.gitignore', 'x.git/HEAD'] and 'left_out' not in s.detail
+
+async def test_a_verifier_may_leave_a_task_to_its_rubric():
+    t = task(says("return {'score': None, 'seen': 1}"), rubric={'clear': 'It is clear.'})
+    assert await grade(t, {}, backend='process') == Score(None, {'seen': 1}, '')
+    assert 'TypeError' in (await grade(replace(t, rubric={}), {}, backend='process')).error and 'TypeError' in (await grade(replace(t, verifier=says('return None')), {}, backend='process')).error
+    assert await check(replace(t, steps=('true',)), 'process') == []   # there is no number to prove
+
+async def test_check_finds_a_solution_that_touches_what_is_protected():
+    t = task("def verify(w, e): return float((w/'b').is_file())", steps=('mv a b',), protected=('a',))
+    assert await check(t, 'process') == ['solution: scores 0, must be 1 (protected: a removed)']
+    assert await check(replace(t, steps=('cp a b',)), 'process') == []
+
+async def test_a_task_may_give_its_verifier_more_time_or_less(monkeypatch):
+    seen = []
+    class Box:
+        async def __aenter__(self): return self
+        async def __aexit__(self, *_): pass
+        async def exec(self, argv, timeout, stdin): seen.append(timeout); return Exec(None, 9, b'', b'', timed_out=True, cpu=.1)
+    monkeypatch.setattr(grading, 'make_sandbox', lambda *a, **kw: Box())
+    await grade(task(says('return 1'), limits={'verify_seconds': 300}), {}, backend='bwrap')
+    assert seen == [300, 1800]
+
+@bwrap
+async def test_a_verifier_out_of_memory_by_its_own_doing_is_no_score():
+    s = await grade(task(says('x = [bytearray(64 << 20) for _ in range(99)]\nreturn 1.0')), {}, backend='bwrap')
+    assert s.score is None and ('MemoryError' in s.error or 'out of memory' in s.error), s
 
 @backends
 async def test_check_finds_each_fault(backend):

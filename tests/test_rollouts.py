@@ -40,7 +40,7 @@ class FakeProxy:
     async def list_sessions(self, rollout_id): return [dict(session=s) for s, r in self.open.items() if r.rollout_id == rollout_id]
 
 class FakeBox:
-    live, most, url, left_out = 0, 0, 'http://box', ()
+    live, most, url, left_out, home, workspace = 0, 0, "http://box", (), "/home/agent", "/workspace"
     def __init__(self, lab, limits, name): self.lab, self.limits, self.name, self.here = lab, limits, name, {}
     async def start(self): FakeBox.live += 1; FakeBox.most = max(FakeBox.most, FakeBox.live); self.up = True
     async def put(self, files): self.here.update(files)
@@ -62,8 +62,8 @@ def lab(monkeypatch):
     lab = NS(store=FakeStore(), does=lambda r: ended(), calls=lambda r: [call(r.rollout_id, 0)], score=lambda t, f: Score(.5), started=[], graded=[])
     lab.proxy = FakeProxy(lab.store, lambda r: lab.calls(r))
     FakeBox.live = FakeBox.most = 0
-    harness = lambda name: NS(name=name, version='1.0', installed=True, binds=(), session=dict(expect_harness={}), truncated=lambda ex: b'turn limit' in ex.stdout,
-        command=lambda say, model, url, key, limits, window: (['run', say, url], {'KEY': key}, {'~/.conf': 'x'}))
+    harness = lambda name: NS(name=name, version='1.0', absent="", binds=(), session=dict(expect_harness={}), truncated=lambda ex: b'turn limit' in ex.stdout,
+        command=lambda say, model, url, key, limits, window, home: (['run', say, url], {'KEY': key}, {'~/.conf': 'x'}))
     async def grade(task, files, *, backend): lab.graded.append(task.task_id); return lab.score(task, files)
     async def fine(backend): return ''
     for k, v in dict(load=harness, probe=fine, grade=grade, make_sandbox=lambda backend, limits, binds, listener, name: FakeBox(lab, limits, name)).items(): monkeypatch.setattr(rollouts, k, v)
@@ -190,7 +190,7 @@ async def test_task_limits_only_tighten(lab):
 async def test_bad_input_is_one_line_before_anything_starts(lab, monkeypatch):
     def load(name):
         if name == 'none': raise InputError('no harness none')
-        return NS(name=name, installed=False)
+        return NS(name=name, absent='harness h is not installed: clawlab harness install h')
     async def broken(backend): return 'no bubblewrap'
     with pytest.raises(InputError, match='there twice'): await lab.run(jobs(1) + jobs(1))
     monkeypatch.setattr(rollouts, 'probe', broken)
@@ -223,8 +223,8 @@ while True:
         p = subprocess.run(['/bin/sh', '-c', json.loads(c['function']['arguments'])['command']], stdin=subprocess.DEVNULL, capture_output=True, text=True)
         ms.append({'role': 'tool', 'tool_call_id': c['id'], 'content': p.stdout + p.stderr})
 '''
-def loop(name): return NS(name=name, version='0', installed=True, binds=(), session=dict(expect_harness={}), truncated=lambda ex: False,
-    command=lambda say, model, url, key, limits, window: (['/usr/bin/python3', '-S', '-c', LOOP, url, say], {'KEY': key}, {}))
+def loop(name): return NS(name=name, version='0', absent="", binds=(), session=dict(expect_harness={}), truncated=lambda ex: False,
+    command=lambda say, model, url, key, limits, window, home: (['/usr/bin/python3', '-S', '-c', LOOP, url, say], {'KEY': key}, {}))
 
 def sh(command): import json; return '<tool_call>' + json.dumps({'name': 'bash', 'arguments': {'command': command}}) + '</tool_call>'
 

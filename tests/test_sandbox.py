@@ -204,7 +204,7 @@ async def test_S46_isolation_is_never_dropped_silently(monkeypatch):
     from clawlab.launch import rollouts
     async def broken(backend): return 'no bubblewrap'
     def made(*a, **k): raise AssertionError('another sandbox was made')
-    monkeypatch.setattr(rollouts, 'probe', broken); monkeypatch.setattr(rollouts, 'make_sandbox', made); monkeypatch.setattr(rollouts, 'load', lambda n: type('H', (), dict(name=n, installed=True)))
+    monkeypatch.setattr(rollouts, 'probe', broken); monkeypatch.setattr(rollouts, 'make_sandbox', made); monkeypatch.setattr(rollouts, 'load', lambda n: type('H', (), dict(name=n, absent="")))
     job = rollouts.Job(next(iter(load_suite('nano').values())), 'h', group='g')
     for backend in ('bwrap', 'podman', 'kubernetes'):
         with pytest.raises(InputError, match=f'sandbox {backend}: no bubblewrap'): await rollouts.run_rollouts([job], proxy=None, store=None, backend=backend, progress=False)

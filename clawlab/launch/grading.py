@@ -4,15 +4,19 @@
 
 # %% ../../nbs/23_launch.grading.ipynb #c1bc705b
 from __future__ import annotations
-import asyncio, json, secrets, shlex
-from dataclasses import dataclass, field
+import asyncio, hashlib, json, secrets, shlex
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from ..records import GraderError, SandboxError, Task
+from ..capture.engines.oracle import RETRY, tool_line
 from .progress import Progress
 from .sandbox.base import Limits, make_sandbox
 from .sandbox.keeper import FATAL
+from .tools import guarded, start_files, tool_files
 
 # %% auto #0
-__all__ = ['GRADER', 'PYTHON', 'ROOM', 'PASS', 'Score', 'Starved', 'grade', 'play', 'check', 'check_suite']
+__all__ = ['GRADER', 'PYTHON', 'ROOM', 'UNSEEN', 'VERIFY_S', 'PASS', 'Score', 'unseen', 'Starved', 'tampered', 'settle', 'grade',
+           'play', 'check', 'check_suite']
 
 # %% ../../nbs/23_launch.grading.ipynb #8d939ab4
 GRADER = r'''
@@ -44,7 +48,9 @@ def judge(root, case):
         exec(compile(case['verifier'], 'verify.py', 'exec'), space)
         got = space['verify'](Path(root), case['expect'])
         detail = dict(got) if isinstance(got, dict) else {}
-        s = float(detail.pop('score') if isinstance(got, dict) else got)
+        s = detail.pop('score') if isinstance(got, dict) else got
+        if s is None and isinstance(got, dict) and case['rubric']: return {'detail': json.loads(json.dumps(detail))}
+        s = float(s)
         if not 0 <= s <= 1: raise ValueError(f'a score of {s}')
         return {'score': s, 'detail': json.loads(json.dumps(detail))}
     except BaseException as e: return {'error': f'{type(e).__name__}: {e}'[:300]}
@@ -56,18 +62,26 @@ os._exit(0)
 '''
 PYTHON = ('/usr/bin/env', '-i', 'PATH=/usr/bin:/bin', 'LC_ALL=C.UTF-8', '/usr/bin/python3', '-I', '-S', '-c', GRADER)
 
-# %% ../../nbs/23_launch.grading.ipynb #37a0a088
+# %% ../../nbs/23_launch.grading.ipynb #e3db28d0
 @dataclass(frozen=True)
 class Score:
-    "What a verifier said: a score in [0, 1], or `None` and why."
+    "What a verifier said: a score in [0, 1], or `None` and why (no reason: this task is scored by its rubric alone)."
     score: float | None
     detail: dict = field(default_factory=dict)
     error: str = ''
+    label: str = ''  # why the score is 0 whatever else the agent did: `gate: ...`, `protected: ...`, `tampered: ...`, `ended: ...`
 
 ROOM = 8 << 20 # bytes of a workspace that a verifier reads
 
+UNSEEN = ('.git', '__pycache__')  # a history with its hooks, and compiled code that Python would run in place of the source beside it
+
+def unseen(path: str) -> bool:
+    "Whether a path of a workspace never reaches a verifier."
+    return not set(UNSEEN).isdisjoint(path.split('/'))
+
 def _fit(files: dict[str, bytes | str]) -> tuple[dict[str, bytes], int]:
     "The files as bytes, the largest ones replaced by a line where all are more than `ROOM`; and how many were."
+    files = {p: c for p, c in files.items() if not unseen(p)}
     out = {p: c.encode() if isinstance(c, str) else c for p, c in files.items() if len(p) <= 1000}  # no file system call takes much longer names
     left, cut = ROOM, len(files) - len(out)
     for p, c in sorted(out.items(), key=lambda x: len(x[1])):
@@ -79,20 +93,37 @@ def _question(cases: list[tuple[Task, dict]], nonce: str) -> bytes:
     "What the grader reads: a header line, then the contents of all files."
     fitted = [_fit(left) for _, left in cases]
     files = [fs for fs, _ in fitted]
-    asked = [dict(verifier=t.verifier, expect=t.expect, files=[(p, len(c)) for p, c in fs.items()], cut=n) for (t, _), (fs, n) in zip(cases, fitted)]
+    asked = [dict(verifier=guarded(t), expect=t.expect, rubric=bool(t.rubric), files=[(p, len(c)) for p, c in fs.items()], cut=n) for (t, _), (fs, n) in zip(cases, fitted)]
     return json.dumps(dict(cases=asked, nonce=nonce)).encode() + b'\n' + b''.join(c for fs in files for c in fs.values())
 
 class Starved(GraderError): "A verifier that hardly got a processor until its deadline: the machine was busy."
 
 def _answer(ex, nonce: str, seconds: float, blame=False) -> list[Score]:
     "The scores in what came back; `GraderError` if they aren't there. With `blame`, a verifier that was ended from inside, that is by a program it ran, is a score of 0."
-    if blame and ex.killed == 'inside' and ex.signal in FATAL: return [Score(0., {'ended_by': ex.signal})]
+    if blame and ex.killed == 'inside' and ex.signal in FATAL: return [Score(0., {'ended_by': ex.signal}, label=f'ended: the verifier, by signal {ex.signal} from a program that it ran')]
     if ex.timed_out: raise (Starved if ex.cpu < seconds/4 else GraderError)(f'the verifier took more than {seconds:g} s ({ex.cpu:.2g} s of a processor)')
     ours = [l[len(nonce):] for l in ex.stdout.decode('utf8', 'replace').splitlines() if l.startswith(nonce)]
     if len(ours) != 1: raise GraderError(f'the verifier died: code {ex.code}, signal {ex.signal}{", out of memory" if ex.oom else ""}: {ex.stderr[-300:].decode("utf8", "replace")}')
     return [Score(a.get('score'), a.get('detail', {}) | ({'left_out': a['left_out']} if a['left_out'] else {}), a.get('error', '')) for a in json.loads(ours[0])]
 
-# %% ../../nbs/23_launch.grading.ipynb #e9534002
+# %% ../../nbs/23_launch.grading.ipynb #89e77fdd
+def tampered(task: Task, files: dict[str, bytes | str]) -> dict[str, str]:
+    "Protected paths that aren't as they were: `{path: changed | removed | added}`."
+    def ours(p): return not unseen(p) and any(fnmatchcase(p, g) or fnmatchcase(p, g.rstrip('/') + '/*') for g in task.protected)
+    def digests(fs): return {p: hashlib.sha256(c.encode() if isinstance(c, str) else c).digest() for p, c in fs.items() if ours(p)}
+    was, now = digests(task.files), digests(files)
+    return {p: 'added' if p not in was else 'removed' if p not in now else 'changed' for p in sorted({*was, *now}) if was.get(p) != now.get(p)}
+
+def settle(task: Task, files: dict, s: Score | None = None) -> Score | None:
+    "A verifier's score under the protected paths and the safety gates; without a score, whether the paths alone decide."
+    if bad := tampered(task, files): return Score(0., {'protected': dict([*bad.items()][:20])}, label='protected: ' + ', '.join(f'{p} {w}' for p, w in [*bad.items()][:3]) + (f' and {len(bad) - 3} more' if len(bad) > 3 else ''))
+    if s and (why := s.detail.get('tampered')): return replace(s, score=0., label=f'tampered: {why}')
+    gates = s.detail.get('gates', {}) if s and s.score is not None else {}
+    if not isinstance(gates, dict) or not all(isinstance(v, bool) for v in gates.values()): return Score(None, s.detail, f'gates are a name with true or false each, not {gates!r}'[:300])
+    shut = sorted(k for k, v in gates.items() if not v)
+    return replace(s, score=0., detail=s.detail | {'ungated': s.score}, label='gate: ' + ', '.join(shut)) if shut else s
+
+# %% ../../nbs/23_launch.grading.ipynb #0e63aa64
 async def _grade(cases: list[tuple[Task, dict]], backend: str, seconds=20, blame=False) -> list[Score]:
     "Each task's verifier on a workspace, all in one fresh sandbox."
     nonce, limits = secrets.token_hex(16), Limits(cpus=1, memory_mb=1024, pids=64, disk_mb=512, seconds=seconds)
@@ -100,12 +131,16 @@ async def _grade(cases: list[tuple[Task, dict]], backend: str, seconds=20, blame
         ex = await box.exec(list(PYTHON), timeout=seconds, stdin=_question(cases, nonce))
     return _answer(ex, nonce, seconds, blame)
 
+VERIFY_S = 20 # deadline of a verifier, where the task's `limits` don't say `verify_seconds`
+
 async def grade(task: Task,
                 files: dict[str, bytes | str], # path in the workspace -> content, as the agent left them
                 *, backend: str) -> Score:
-    "The verifier's score of one workspace, from a sandbox of its own. What a lost sandbox or a busy machine spoilt is tried once more."
-    for last, seconds in ((False, 20), (True, 120)):
-        try: return (await _grade([(task, files)], backend, seconds, blame=backend != 'process'))[0]  # there, nobody knows who sent a signal
+    "The score of one workspace, from a sandbox of its own. What a lost sandbox or a busy machine spoilt is tried once more."
+    if s := settle(task, files): return s
+    most = task.limits.get('verify_seconds', VERIFY_S)
+    for last, seconds in ((False, most), (True, 6*most)):
+        try: return settle(task, files, (await _grade([(task, files)], backend, seconds, blame=backend != 'process'))[0])  # there, nobody knows who sent a signal
         except GraderError as e:
             if last or not isinstance(e, Starved): return Score(None, error=str(e))
         except SandboxError as e:
@@ -114,21 +149,28 @@ async def grade(task: Task,
 # %% ../../nbs/23_launch.grading.ipynb #a00ea601
 PASS = 0.75 # a score from which a task counts as solved (algorithms: the SFT filter's default)
 
-def _ways(t: Task) -> dict[str, tuple[str, ...]]: return {'solution': t.steps} | ({'habit': t.habit} if t.habit else {})
+def _ways(t: Task) -> dict[str, tuple[str, ...]]: return {w: s for w, s in (('solution', t.steps), ('habit', t.habit)) if s}  # a converted task may come without a solution
+
+def _line(step, at: str) -> str:
+    "A step as a line of shell; a call of a task's own tool by the command that lies `at` a folder, and once more where it is made to fail."
+    if isinstance(step, str): return step
+    call = tool_line(step).replace('~/.tools', at)
+    return f'r=$({call} 2>&1); c=$?; case "$r" in *{shlex.quote(RETRY)}) {call};; *) exit $c;; esac'
 
 def _script(tasks) -> str:
     "Plays every way of every task in a folder of its own; each failing step is a line `task way step code`."
     lines = ['top=$PWD']
     for i, way, steps in ((i, w, s) for i, t in enumerate(tasks) for w, s in _ways(t).items()):
         lines.append(f'cd "$top/{i}/{way}"')
-        lines += [f'/bin/bash -c {shlex.quote(s)} >/dev/null 2>&1 </dev/null || echo {i} {way} {k} $?' for k, s in enumerate(steps, 1)]
+        lines += [f'/bin/bash -c {shlex.quote(_line(s, f"../.tools-{way}"))} >/dev/null 2>&1 </dev/null || echo {i} {way} {k} $?' for k, s in enumerate(steps, 1)]
     return '\n'.join(lines)
 
 async def play(tasks: list[Task], backend: str, seconds=30) -> list[tuple[dict[str, dict[str, bytes]], list[str]]]:
     "For each task: the workspace that each way of doing it leaves behind, and the steps of the solution that failed."
     limits = Limits(cpus=1, memory_mb=1024, pids=64, disk_mb=512, seconds=seconds)
     async with make_sandbox(backend, limits=limits, binds=(), listener=None, name='check') as box:
-        await box.put({f'{i}/{w}/{p}': c for i, t in enumerate(tasks) for w in _ways(t) for p, c in {'.keep': '', **t.files}.items()})
+        await box.put({p: c for i, t in enumerate(tasks) for w in _ways(t)
+                       for p, c in {**{f'{i}/{w}/{p}': c for p, c in {'.keep': '', **start_files(t)}.items()}, **tool_files(t, f'{box.workspace}/{i}/{w}', f'{i}/.tools-{w}')}.items()})
         ex = await box.exec(['/bin/bash', '-c', _script(tasks)], timeout=seconds)
         left = await box.get()
     def folder(at): return {p[len(at):]: c for p, c in left.items() if p.startswith(at) and p != f'{at}.keep'}
@@ -139,21 +181,22 @@ async def play(tasks: list[Task], backend: str, seconds=30) -> list[tuple[dict[s
 # %% ../../nbs/23_launch.grading.ipynb #283764e8
 def _verdict(name: str, s: Score) -> str:
     "What is wrong with one workspace's score; empty if nothing is."
-    if s.score is None: return f'{name}: the verifier breaks: {s.error}'
+    if s.score is None: return f'{name}: the verifier breaks: {s.error}' if s.error else ''
     want = {'untouched': s.score == 0, 'empty': s.score == 0, 'solution': s.score == 1, 'habit': s.score < PASS}
     must = {'untouched': 'be 0', 'empty': 'be 0', 'solution': 'be 1', 'habit': f'be below {PASS}'}
-    return '' if want.get(name, True) else f'{name}: scores {s.score:.3g}, must {must[name]}'
+    return '' if want.get(name, True) else f'{name}: scores {s.score:.3g}, must {must[name]}' + (f' ({s.label})' if s.label else '')
 
 def _spaces(t: Task, played) -> dict[str, dict]:
     "The workspaces that a verifier is tried on, by name."
-    paths = sorted({*t.files, *played['solution']})
-    return {'untouched': t.files, 'empty': {}, **played, 'junk': {p: bytes(range(256)) for p in paths}, 'folders': {f'{p}/x': b'' for p in paths}}
+    paths = sorted({*t.files, *played.get('solution', ())})
+    return {'untouched': start_files(t), 'empty': {}, **played, 'junk': {p: bytes(range(256)) for p in paths}, 'folders': {f'{p}/x': b'' for p in paths}}
 
 async def _check(tasks: list[Task], backend: str) -> list[list[str]]:
     "Problems of each task. A verifier that takes the others down with it is found by checking them one by one."
     played = await play(tasks, backend)
     spaces = [_spaces(t, ways) for t, (ways, _) in zip(tasks, played)]
-    try: scores = iter(await _grade([(t, files) for t, s in zip(tasks, spaces) for files in s.values()], backend))
+    cases = [(t, files) for t, s in zip(tasks, spaces) for files in s.values()]
+    try: scores = iter([settle(*c, s) for c, s in zip(cases, await _grade(cases, backend, VERIFY_S + sum(t.limits.get('verify_seconds', 0) for t, _ in cases)))])
     except GraderError as e:
         if len(tasks) == 1: return [[*played[0][1], f'the verifier breaks: {e}']]
         return [(await _check([t], backend))[0] for t in tasks]

@@ -5,23 +5,25 @@
 # %% ../../nbs/21_launch.harness.ipynb #d49f8ae2
 from __future__ import annotations
 import hashlib, json, os, re, shutil, subprocess, sys, tomllib
-from dataclasses import dataclass, field
-from pathlib import Path
+from fnmatch import fnmatchcase
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
 from typing import Literal
 from pydantic import BaseModel, ValidationError
-from ..records import InputError, home, repo_root
+from ..records import InputError, home, repo_root, setting
 from ..capture.sessions import check_expect
 
 # %% auto #0
-__all__ = ['FIELDS', 'LOCKS', 'Strict', 'Install', 'Run', 'Truncated', 'Expect', 'Spec', 'fill', 'check_run', 'merge',
-           'read_spec', 'Harness', 'known', 'load', 'binds', 'command', 'truncated', 'sh', 'install_npm', 'install_pip',
+__all__ = ['FIELDS', 'SERVER', 'LOCKS', 'Strict', 'Install', 'Run', 'Truncated', 'Expect', 'Mcp', 'Spec', 'fill', 'check_run',
+           'merge', 'with_mcp', 'read_spec', 'Harness', 'folders', 'described', 'known', 'load', 'binds',
+           'tool_command', 'command', 'with_tools', 'submission', 'truncated', 'sh', 'install_npm', 'install_pip',
            'install', 'versions']
 
 # %% ../../nbs/21_launch.harness.ipynb #a1432f2b
 class Strict(BaseModel, extra='forbid'): "Unknown fields are errors."
 
 class Install(Strict):
-    kind: Literal['builtin', 'npm', 'pip']
+    kind: Literal['builtin', 'npm', 'pip', 'manual']  # manual: you put it there yourself
     path: str = ''        # npm: the folder below the installation that is bound into the sandbox
     files: list[str] = [] # files of the harness folder to put into the installation
 
@@ -45,6 +47,13 @@ class Expect(Strict):
         "`roots, leaves, drift` of a run with so many model calls, a tool call in each but the last."
         return dict(roots=self.roots, leaves=self.leaves, drift=calls - 1 if self.drift == 'calls' else self.drift)
 
+class Mcp(Strict):
+    "What changes in a run when its task has tools of its own: they come from an MCP server named `tools`."
+    args: list[str] = []            # more arguments, before a `--` or at the end
+    run: dict = {}                  # merged over `[run]`, as a variant is
+    wire: dict = {}                 # merged over `[wire]`
+    prefix: str = 'mcp__tools__'    # what this program puts before the name of such a tool
+
 class Spec(Strict):
     "A `harness.toml`, without its variants."
     name: str
@@ -59,18 +68,26 @@ class Spec(Strict):
     report_length_as_stop: bool = False                 # serve a reply cut at its limit as a finished one
     truncated: Truncated = Truncated(code=-1)
     expect: Expect = Expect()
+    skills: list[str] = []              # folders where it looks for NAME/SKILL.md; clawlab's go into the first
+    mcp: Mcp | None = None              # None: it takes no MCP servers
+    tried: bool = True                  # False: written down from its documentation, never run here
+    quirks: list[str] = []              # oddities to know, a line each
+    prompt_tokens: int | None = None    # of the first prompt, before the task, as measured
+    litter: list[str] = []              # globs of what it puts into the workspace for itself: no part of a submission
 
 # %% ../../nbs/21_launch.harness.ipynb #803a6a2e
-FIELDS = ('dir', 'instruction', 'model', 'base_url', 'api_key', 'turns', 'seconds', 'window')
+FIELDS = ('dir', 'home', 'instruction', 'model', 'base_url', 'api_key', 'turns', 'seconds', 'window')
+SERVER = ('server_command', 'server_args', 'server_argv')
 
 def fill(template: str, values: dict) -> str:
     "Replace `{field}` by its value; other braces stay."
     return re.sub(r'\{(\w+)\}', lambda m: str(values[m[1]]) if m[1] in values else m[0], template)
 
-def check_run(name: str, run: Run):
+def check_run(name: str, run: Run, fields=FIELDS):
     "Placeholders exist, and the key stays off the command line."
     for t in (*run.argv, *run.env.values()):
-        if bad := [f for f in re.findall(r'\{(\w+)\}', t) if f not in FIELDS]: raise InputError(f'harness {name}: unknown placeholder {{{bad[0]}}} in {t!r}; there are {", ".join(FIELDS)}')
+        if bad := [f for f in re.findall(r'\{(\w+)\}', t) if f not in fields]: raise InputError(f'harness {name}: unknown placeholder {{{bad[0]}}} in {t!r}; there are {", ".join(fields)}')
+    if bad := [f for t in run.files.values() for f in SERVER if f not in fields and f'{{{f}}}' in t]: raise InputError(f'harness {name}: {{{bad[0]}}} outside [mcp]')
     if any('{api_key}' in a for a in run.argv): raise InputError(f'harness {name}: {{api_key}} on the command line, where every process can read it')
 
 # %% ../../nbs/21_launch.harness.ipynb #b09a7447
@@ -78,16 +95,27 @@ def merge(a: dict, b: dict) -> dict:
     "`b` over `a`, table by table."
     return a | {k: merge(a[k], v) if isinstance(v, dict) and isinstance(a.get(k), dict) else v for k, v in b.items()}
 
+def with_mcp(spec: Spec) -> Spec:
+    "The same harness with what its `[mcp]` says merged in."
+    run, wire, args = merge(spec.run.model_dump(), spec.mcp.run), merge(spec.wire, spec.mcp.wire), spec.mcp.args
+    at = run['argv'].index('--') if '--' in run['argv'] else len(run['argv'])
+    return spec.model_copy(update=dict(run=Run(**run | {'argv': [*run['argv'][:at], *args, *run['argv'][at:]]}), wire=wire))
+
 def read_spec(folder: Path, variant: str = '') -> Spec:
     "The validated `harness.toml` of a folder."
     try: d = tomllib.loads((folder/'harness.toml').read_text())
     except ValueError as e: raise InputError(f'{folder.name}/harness.toml: {e}') from None
     variants = d.pop('variant', {})
     if variant and variant not in variants: raise InputError(f'harness {folder.name} has no variant {variant!r}' + (f'; it has {", ".join(variants)}' if variants else ''))
-    try: spec = Spec(**merge(d, variants.get(variant, {})))
+    try: spec = Spec(**merge(d, variants.get(variant, {}))); native = with_mcp(spec) if spec.mcp else None
     except ValidationError as e: raise InputError(f'{folder.name}/harness.toml: {(x := e.errors()[0])["msg"]} at {".".join(map(str, x["loc"]))}') from None
     check_run(spec.name, spec.run)
     check_expect(spec.wire)
+    if native:
+        check_run(spec.name, native.run, FIELDS + SERVER)
+        check_expect(native.wire)
+        if native.run == spec.run: raise InputError(f'harness {spec.name}: [mcp] changes neither arguments nor environment nor files, so the program never hears of the server')
+    if bad := [s for s in spec.skills if PurePosixPath(s).is_absolute() or '..' in PurePosixPath(s).parts]: raise InputError(f'harness {spec.name}: skills: {bad[0]!r} is neither in the workspace nor below ~/')
     try: re.compile(spec.truncated.stdout)
     except re.error as e: raise InputError(f'{folder.name}/harness.toml: truncated.stdout is no regular expression: {e}') from None
     return spec
@@ -130,24 +158,39 @@ class Harness:
     @property
     def installed(self) -> bool:
         "Is this very installation here?"
-        if self.spec.install.kind == 'builtin': return True
+        if self.spec.install.kind == 'builtin' or not self.spec.tried: return self.spec.tried
+        if self.spec.install.kind == 'manual': return self.dir.is_dir()
         try: return json.loads((self.dir/'installed.json').read_text())['digest'] == self.digest
         except (OSError, ValueError, KeyError): return False
+
+    @property
+    def absent(self) -> str:
+        "Why it can't be run here, in one line; empty if it can."
+        s = self.spec
+        if not s.tried: return f'harness {self.name} is described from its documentation and was never run here: install it, try it, and set tried = true in harnesses/{s.name}/harness.toml'
+        return '' if self.installed else f'harness {self.name} is not installed: ' + (f'put it at {self.dir}' if s.install.kind == 'manual' else f'clawlab harness install {s.name}')
 
     def _repr_markdown_(self):
         s = self.spec
         return f'**{self.name}** {s.version} ({s.dialect} dialect, {s.install.kind}, at most {s.turns} turns)\n\n`{" ".join(s.run.argv)}`'
 
-# %% ../../nbs/21_launch.harness.ipynb #2ffda0c1
-def known() -> list[str]:
-    "The names of all harnesses, without variants."
-    return sorted(p.parent.name for p in (repo_root()/'harnesses').glob('*/harness.toml'))
+# %% ../../nbs/21_launch.harness.ipynb #8bbd2272
+def folders() -> list[Path]:
+    "Where harnesses are described: the project's `harnesses/`, then what `lab.harnesses` lists, with `:` between."
+    more = [Path(p).expanduser().absolute() for p in setting('lab', 'harnesses').split(os.pathsep) if p.strip()]
+    if no := [p for p in more if not p.is_dir()]: raise InputError(f'lab.harnesses: no folder {no[0]}')
+    return [repo_root()/'harnesses', *more]
+
+def described(what: str = 'harness.toml') -> dict[str, Path]:
+    "The folders that have such a file, by name; the first of a name counts."
+    return {p.parent.name: p.parent for d in reversed(folders()) for p in d.glob(f'*/{what}')}
+
+def known() -> list[str]: return sorted(described()) # the names of all harnesses, without variants
 
 def load(name: str) -> Harness:
     "A harness by its name, `claude-code` or `mini-swe-agent:litellm`."
     base, _, variant = name.partition(':')
-    if base not in known(): raise InputError(f'unknown harness {name!r}: one of {", ".join(known())}')
-    folder = repo_root()/'harnesses'/base
+    if not (folder := described().get(base)): raise InputError(f'unknown harness {name!r}: one of {", ".join(known())}')
     spec = read_spec(folder, variant)
     if spec.name != base: raise InputError(f'{base}/harness.toml is named {spec.name!r}')
     return Harness(name, spec, folder)
@@ -155,7 +198,7 @@ def load(name: str) -> Harness:
 # %% ../../nbs/21_launch.harness.ipynb #3dad8111
 def binds(self: Harness) -> tuple[tuple[str, str], ...]:
     "`(path here, path inside)`, all read-only; raises `InputError` when it isn't installed."
-    if not self.installed: raise InputError(f'harness {self.name} {self.version} is not installed: clawlab harness install {self.spec.name}')
+    if self.absent: raise InputError(self.absent)
     out = ((str(self.dir/self.spec.install.path), self.inside), *((str(self.source.parent/n), f'/opt/{n}') for n in (self.spec.needs,) if n))
     if self.spec.install.kind != 'pip': return out
     cfg = dict(map(str.strip, l.split('=', 1)) for l in (self.dir/'pyvenv.cfg').read_text().splitlines() if '=' in l)
@@ -163,16 +206,36 @@ def binds(self: Harness) -> tuple[tuple[str, str], ...]:
     return out if Path(base).is_relative_to('/usr') else (*out, (base, base))
 Harness.binds = property(binds)
 
+def tool_command(home: str, *args: str) -> list[str]:
+    "How the tools of a task (`launch.tools`) are run inside, by Debian's own Python."
+    return ['/usr/bin/python3', '-I', '-S', f'{home}/.tools/run.py', *args]
+
 def command(self: Harness, instruction: str, model: str, base_url: str, # the session's address, without /v1
             api_key: str, limits=None,                                  # the sandbox's; gives {seconds}
-            window: int | None = None                                   # tokens that the engine can hold; gives {window}
+            window: int | None = None,                                  # tokens that the engine can hold; gives {window}
+            *, home: str = '/home/agent'                                # the sandbox's, seen from inside
            ) -> tuple[list[str], dict[str, str], dict[str, str]]:       # argv, environment, files to put
     "How to run this harness on a task."
     v = dict(dir=self.inside, instruction=instruction, model=model, base_url=base_url.rstrip('/'), api_key=api_key, turns=self.spec.turns,
-             seconds=int(getattr(limits, 'seconds', None) or 3600), window=window or 1 << 17)
+             seconds=int(getattr(limits, 'seconds', None) or 3600), window=window or 1 << 17, home=home)
+    program, *args = tool_command(home, 'mcp')
+    v |= dict(zip(SERVER, map(json.dumps, (program, args, [program, *args]))))
     r = self.spec.run
     return [fill(a, v) for a in r.argv], {k: fill(t, v) for k, t in r.env.items()}, {k: fill(t, v) for k, t in r.files.items()}
 Harness.command = command
+
+def with_tools(self: Harness, names) -> Harness:
+    "This harness for a task that has tools of these names: offered natively where it takes an MCP server, else unchanged."
+    if not (names and self.spec.mcp): return self
+    s = with_mcp(self.spec)
+    seen = {'tools': [*s.wire['tools'], *(s.mcp.prefix + n for n in names)]} if s.wire.get('tools') else {}
+    return replace(self, spec=s.model_copy(update=dict(wire=s.wire | seen)))
+Harness.with_tools = with_tools
+
+def submission(self: Harness, files: dict[str, bytes], given=()) -> dict[str, bytes]:
+    "Files of a workspace without what the program put there for itself; what the task has `given` stays."
+    return {p: b for p, b in files.items() if p in given or not any(fnmatchcase(p, g) for g in self.spec.litter)}
+Harness.submission = submission
 
 def truncated(self: Harness, ex) -> bool:
     "Did the run (an `Exec`) stop at its turn limit?"
@@ -203,6 +266,7 @@ def install(name: str) -> Harness:
     "Install what a harness pins, if it isn't there yet."
     h = load(name)
     if h.installed: return h
+    if not h.spec.tried or h.spec.install.kind == 'manual': raise InputError(h.absent)
     to = h.dir.with_name(f'.{h.dir.name}.{os.getpid()}')
     shutil.rmtree(to, ignore_errors=True); to.mkdir(parents=True)
     try:

