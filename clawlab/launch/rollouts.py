@@ -14,6 +14,7 @@ from .egress.gate import open_gate
 from .egress.rules import policy
 from .harness import load
 from .images import unbuilt
+from .tools import equip, offer, start_files
 from .sandbox.base import Exec, Limits, backend_module, make_sandbox, probe
 from .grading import grade
 from .judge import Judge, combine, the_judge
@@ -90,12 +91,13 @@ async def run_harness(task: Task, harness, session, proxy, backend, limits, gate
         try:
             async with asyncio.timeout(START_S):
                 await box.start()
-                argv, env, files = harness.command(task.instruction, 'clawlab', box.url + session.base_path, session.api_key, limits, proxy.engine.max_context)
-                await box.put({**task.files, **files, **(gate.files() if gate else {})})
+                instruction, tools = equip(harness, task, box.workspace)
+                argv, env, files = harness.command(instruction, 'clawlab', box.url + session.base_path, session.api_key, limits, proxy.engine.max_context, home=box.home)
+                await box.put({**start_files(task), **tools, **files, **(gate.files() if gate else {})})
                 if gate: env = {**env, **gate.env(box.url, box.home, backend == 'kubernetes' and bool(backend_module(backend).serves(backend)))}
         except TimeoutError: raise SandboxError(f'no sandbox within {START_S} s') from None
         ex = await box.exec(argv, env, timeout=limits.seconds)
-        return ex, await box.get(), box.left_out
+        return ex, harness.submission(await box.get(), task.files), box.left_out
     finally: await box.stop()
 
 # %% ../../nbs/24_launch.rollouts.ipynb #2f196229
@@ -106,7 +108,7 @@ def _ending(ex: Exec, secret: str) -> dict:
 
 async def _attempt(job, attempt, harness, *, proxy, store, backend, limits, judge=None) -> Rollout:
     "One attempt at a job, graded and on record. An attempt on record without an outcome was interrupted."
-    limits, r = _limits(limits, job.task), replace(rollout_of(job, attempt, harness.version), t_start=time.time())
+    limits, harness, r = _limits(limits, job.task), offer(harness, job.task), replace(rollout_of(job, attempt, harness.version), t_start=time.time())
     await _durable(store.put_rollout(r))
     session, ex, files = await proxy.open_session(r, sampling=job.sampling, **harness.session), None, {}
     gate = open_gate(job.task.egress, session.api_key)
