@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Optional
 import typer
 from .records import ClawlabError, InputError, home, repo_root, setting
+from .study.datacommands import data_app
 from .study.commands import Heat, Most, Seed, emit, eval_, export, make_engine, real, say, train_app, try_, whole
 
 # %% auto #0
@@ -450,6 +451,7 @@ async def _doctor() -> list[dict]:
 
 # %% ../nbs/90_cli.ipynb #20ac52bd
 app.add_typer(train_app, name='train')
+app.add_typer(data_app, name='data')
 for _name, _f in dict(eval=eval_, export=export, **{'try': try_}).items(): app.command(_name)(_f)
 
 # %% ../nbs/90_cli.ipynb #0f69d6bf
