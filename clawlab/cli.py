@@ -12,6 +12,7 @@ import typer
 from .records import ClawlabError, InputError, home, repo_root, setting
 from .study.datacommands import data_app
 from .study.commands import Heat, Most, Seed, emit, eval_, export, make_engine, real, say, train_app, try_, whole
+from .study.synthcommands import tasks_synthesize
 
 # %% auto #0
 __all__ = ['app', 'tasks_app', 'harness_app', 'sandbox_app', 'bench_app', 'store_app', 'pairs', 'one_line', 'main', 'study',
@@ -452,6 +453,7 @@ async def _doctor() -> list[dict]:
 # %% ../nbs/90_cli.ipynb #20ac52bd
 app.add_typer(train_app, name='train')
 app.add_typer(data_app, name='data')
+tasks_app.command('synthesize')(tasks_synthesize)
 for _name, _f in dict(eval=eval_, export=export, **{'try': try_}).items(): app.command(_name)(_f)
 
 # %% ../nbs/90_cli.ipynb #0f69d6bf
