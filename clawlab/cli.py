@@ -11,6 +11,7 @@ from typing import Annotated, Optional
 import typer
 from .records import ClawlabError, InputError, home, repo_root, setting
 from .study.commands import Heat, Most, Seed, emit, eval_, export, make_engine, real, say, train_app, try_, whole
+from .study.datacommands import data_app
 from .study.harnesscommands import harness_app, known_harnesses
 from .study.synthcommands import tasks_synthesize
 from .study.taskcommands import tasks_check, tasks_convert, tasks_formats, tasks_show
@@ -344,8 +345,8 @@ async def _doctor() -> list[dict]:
     row('python', sys.version_info >= (3, 11), platform.python_version())
     for p in ('torch', 'transformers', 'tokenizers', 'aiohttp', 'papermill'): row(p, True, version(p))
     why = await probe(b := setting('sandbox', 'backend')); row(f'sandbox {b}', not why, why or 'isolated, probed for real')
-    for n in known_harnesses():
-        h = load(n); row(f'harness {n}', h.installed, h.version if h.installed else f'clawlab harness install {n}' if h.spec.tried else 'described, never run here')
+    for n in known_harnesses():  # each is wanted by some
+        h = load(n); row(f'harness {n}', True, h.version if h.installed else f'not installed: clawlab harness install {n}' if h.spec.tried else 'described, never run here')
     for what, d in (('cache folder', home()), ('reports folder', repo_root()/'reports')):
         try:
             d.mkdir(exist_ok=True)
@@ -356,6 +357,7 @@ async def _doctor() -> list[dict]:
 
 # %% ../nbs/90_cli.ipynb #20ac52bd
 app.add_typer(train_app, name='train')
+app.add_typer(data_app, name='data')
 for _name, _command in dict(check=tasks_check, convert=tasks_convert, show=tasks_show, formats=tasks_formats, synthesize=tasks_synthesize).items(): tasks_app.command(_name)(_command)
 for _name, _f in dict(eval=eval_, export=export, **{'try': try_}).items(): app.command(_name)(_f)
 
