@@ -2,7 +2,7 @@
 import asyncio, json, os, sys, threading, tomllib
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-import pytest
+import pytest, yaml
 from clawlab.records import InputError, Rollout
 from clawlab.capture.engines.base import Sampling
 from clawlab.capture.engines.script import ScriptEngine
@@ -13,7 +13,9 @@ from clawlab.launch.harness import known, load, read_spec
 from clawlab.launch.sandbox.base import Limits, make_sandbox, probe
 
 WHY = asyncio.run(probe('bwrap'))
-NAMES = ['react', 'react:stream', 'claude-code', 'mini-swe-agent', 'mini-swe-agent:litellm']
+NAMES = ['react', 'react:stream', 'claude-code', 'hermes', 'nanobot', 'mini-swe-agent', 'mini-swe-agent:litellm', 'qwen-code', 'opencode']
+SHELL = {'anthropic': ('Bash', {}), 'qwen-code': ('run_shell_command', {'is_background': False}), 'opencode': ('bash', {'description': 'x'}), 'hermes': ('terminal', {}), 'nanobot': ('exec', {})}
+SHIPPED = known()
 SUBMIT = 'echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT'
 
 
@@ -24,15 +26,17 @@ def get(name):
     if not h.installed: pytest.skip(f'{name} is not installed: clawlab harness install {h.spec.name}')
     return h
 
-def tool(h, command): return f'<tool_call>{json.dumps(dict(name="Bash" if h.dialect == "anthropic" else "bash", arguments=dict(command=command)))}</tool_call>'
+def tool(h, command):
+    name, more = SHELL.get(h.name) or SHELL.get(h.dialect) or ('bash', {})
+    return f'<tool_call>{json.dumps(dict(name=name, arguments=dict(command=command, **more)))}</tool_call>'
 def last(h): return tool(h, SUBMIT) if 'mini' in h.name else 'done'
 
 async def play(h, script, tmp_path, instruction='How many lines has a.txt? Write the number to n.txt.', seconds=90):
     "One run in a sandbox: `(Exec, files, calls, session)`."
     store = Store.open(tmp_path/'s.db')
     try:
-        async with Proxy(ScriptEngine(script), store, sampling=Sampling(max_tokens=2048)) as p:
-            s = await p.open_session(Rollout('r1', 't', h.name), expect_harness=h.wire)
+        async with Proxy(ScriptEngine([{'text': 'a title', 'match': instruction}]*(h.name == 'opencode') + script), store, sampling=Sampling(max_tokens=2048)) as p:
+            s = await p.open_session(Rollout('r1', 't', h.name), **h.session)
             async with make_sandbox('bwrap', limits=Limits(seconds=seconds), binds=h.binds, listener=lambda sock: p.listen(sock, s.session_id)) as box:
                 argv, env, files = h.command(instruction, 'clawlab', box.url + s.base_path, s.api_key, box.limits)
                 assert not any(s.api_key in a for a in argv)
@@ -46,36 +50,39 @@ async def play(h, script, tmp_path, instruction='How many lines has a.txt? Write
 @pytest.mark.parametrize('name', NAMES)
 async def test_conformance(name, tmp_path):
     h = get(name)
-    ex, out, calls, s = await play(h, [tool(h, 'wc -l < a.txt > n.txt; cat n.txt'), tool(h, 'cat missing'), tool(h, 'true'), last(h)], tmp_path)
+    ex, out, all_calls, s = await play(h, [tool(h, 'wc -l < a.txt > n.txt; cat n.txt'), tool(h, 'cat missing'), tool(h, 'true'), last(h)], tmp_path)
     assert ex.code == 0 and ex.killed == '' and not h.truncated(ex), ex
     assert out['n.txt'].strip() == b'3'                                     # the tool really ran
-    assert set(out) == {'a.txt', 'n.txt'}                                   # and the harness litters nothing into the workspace
+    assert set(h.submission(out)) == {'a.txt', 'n.txt'}                     # and nothing else is in the workspace but declared litter
+    calls, beside = ([c for c in all_calls if (c.role == 'main') == own] for own in (True, False))
     ids = {c.call_id for c in calls}
-    assert len(calls) == 4 and sum(c.parent_id not in ids for c in calls) == h.expect.roots and sum(c.drift for c in calls) == h.expect.drift
-    assert len({c.parent_id for c in calls}) == len(calls) and all(c.role == 'main' and not c.quarantine for c in calls)  # one chain
-    for a, b in zip(calls, calls[1:]): assert list(b.prompt_ids[:len(a.prompt_ids)+len(a.output_ids)]) == [*a.prompt_ids, *a.output_ids]
-    assert not s.stats.refused and s.stats.disconnects == 0
+    assert [c.role for c in beside] == ['side']*(name == 'opencode') and not any(c.quarantine for c in all_calls)          # its title
+    assert len(calls) == 4 and dict(roots=sum(c.parent_id not in ids for c in calls), leaves=len(ids - {c.parent_id for c in calls}), drift=sum(c.drift for c in calls)) == h.expect.tree(4)
+    assert len({c.parent_id for c in calls}) == len(calls)                  # one chain
+    if not h.expect.drift:
+        for a, b in zip(calls, calls[1:]): assert list(b.prompt_ids[:len(a.prompt_ids)+len(a.output_ids)]) == [*a.prompt_ids, *a.output_ids]
+    assert s.stats.refused.keys() <= {404} and s.stats.disconnects == 0     # 404: a program asks what there is beside the model
     seen = '\n'.join(m.content for m in calls[-1].messages if m.role == 'tool')
     assert '3' in seen and 'No such file' in seen
 
 @pytest.mark.harness
-@pytest.mark.parametrize('name', NAMES[:-1])
+@pytest.mark.parametrize('name', [n for n in NAMES if 'litellm' not in n])
 async def test_turn_limit(name, tmp_path):
     h = get(name)
     h = replace(h, spec=h.spec.model_copy(update=dict(turns=3)))
-    ex, _, calls, _ = await play(h, [tool(h, f'echo {i}') for i in range(9)], tmp_path)
-    assert len(calls) == 3 and h.truncated(ex) and not ex.timed_out and ex.signal is None, ex
+    ex, _, calls, s = await play(h, [tool(h, f'echo {i}') for i in range(9)], tmp_path)
+    assert len(calls) == 3 and (h.truncated(ex) or s.stats.truncated) and not ex.timed_out and ex.signal is None, ex
 
 @pytest.mark.harness
-@pytest.mark.parametrize('name', ['react', 'claude-code', 'mini-swe-agent'])
+@pytest.mark.parametrize('name', ['react', 'claude-code', 'hermes', 'nanobot', 'mini-swe-agent'])
 async def test_a_dead_engine_ends_the_run_soon(name, tmp_path):
     h = get(name)
     ex, _, calls, s = await play(h, [tool(h, 'echo 1'), *[{'error': 'gone'}] * 9], tmp_path)
-    assert ex.code != 0 and not ex.timed_out and ex.seconds < 60 and not h.truncated(ex), ex
+    assert (ex.code != 0) == (name != 'nanobot') and not ex.timed_out and ex.seconds < 60 and not h.truncated(ex), ex
     assert s.stats.engine_errors >= 1
 
 @pytest.mark.harness
-@pytest.mark.parametrize('name', ['react', 'claude-code', 'mini-swe-agent'])
+@pytest.mark.parametrize('name', ['react', 'claude-code', 'hermes', 'nanobot', 'mini-swe-agent'])
 async def test_awkward_instructions_and_replies(name, tmp_path):
     h = get(name)
     words = '--help {api_key} "quoted" $HOME `id`\nsecond line é'
@@ -85,7 +92,7 @@ async def test_awkward_instructions_and_replies(name, tmp_path):
     assert '/workspace' in calls[-1].messages[-1].content and '/home/agent' in calls[-1].messages[-1].content
 
 @pytest.mark.harness
-@pytest.mark.parametrize('name', ['react', 'claude-code', 'mini-swe-agent'])
+@pytest.mark.parametrize('name', ['react', 'claude-code', 'hermes', 'nanobot', 'mini-swe-agent'])
 async def test_every_run_sends_the_same_prompt(name, tmp_path):
     h = get(name)
     a, b = [await play(h, [last(h)], tmp_path/str(i)) for i in (0, 1) if not (tmp_path/str(i)).mkdir()]
@@ -122,6 +129,37 @@ def test_variants(tmp_path):
     assert read_spec(d).run.env == {'A': '1', 'B': '2'} and read_spec(d, 'two').run.env == {'A': '1', 'B': '3'}
     with pytest.raises(InputError, match='no variant'): read_spec(d, 'three')
     with pytest.raises(InputError, match='unknown harness'): load('nobody')
+
+def test_harnesses_of_ones_own_lie_in_folders_that_a_setting_names(tmp_path, monkeypatch):
+    toml(tmp_path, '')
+    monkeypatch.setenv('CLAWLAB_LAB_HARNESSES', f'{tmp_path}:')
+    assert known() == sorted(['h', *SHIPPED]) and load('h').dir == tmp_path/'h' and load('react').source.parent != tmp_path
+    (tmp_path/'react').mkdir(); (tmp_path/'react'/'harness.toml').write_text('nonsense')
+    assert load('react').version == '1'   # one of the same name does not take the place of one that ships
+    monkeypatch.setenv('CLAWLAB_LAB_HARNESSES', f'{tmp_path}:{tmp_path/"gone"}')
+    with pytest.raises(InputError, match='lab.harnesses: no folder .*gone'): load('react')
+
+def test_litter_is_no_part_of_a_submission_unless_the_task_brought_it(tmp_path):
+    h = harness.Harness('h', read_spec(toml(tmp_path, '').with_name('h')), tmp_path/'h')
+    left = {'a.txt': b'1', '.git/refs/heads/master': b'2', 'AGENTS.md': b'3'}
+    assert h.submission(left) == left
+    h = replace(h, spec=h.spec.model_copy(update=dict(litter=['.git/*', 'AGENTS.md'])))
+    assert set(h.submission(left)) == {'a.txt'} and set(h.submission(left, {'AGENTS.md': ''})) == {'a.txt', 'AGENTS.md'}
+
+def test_hermes_and_nanobot_are_told_window_address_and_key():
+    for name, file in (('hermes', '~/.hermes/config.yaml'), ('nanobot', '~/.nanobot/config.json')):
+        for h in (load(name), load(name).with_tools(['mail_send'])):
+            argv, env, files = h.command('-x {api_key}', 'policy', 'http://127.0.0.1:1/s/x/', 'sk-7', window=70000)
+            text = files[file]
+            if name == 'nanobot':
+                d = json.loads(text); told = d['agents']['defaults']['contextWindowTokens'], d['agents']['defaults']['model'], *[d['providers']['custom'][k] for k in ('apiBase', 'apiKey')]
+                server = d.get('tools', {}).get('mcpServers', {}).get('tools')
+            else:
+                d = yaml.safe_load(text); told = *[d['model'][k] for k in ('context_length', 'default', 'base_url', 'api_key')],
+                server = d.get('mcp_servers', {}).get('tools')
+            assert told == (70000, 'policy', 'http://127.0.0.1:1/s/x/v1', '${CLAWLAB_KEY}') and env['CLAWLAB_KEY'] == 'sk-7'
+            assert 'sk-7' not in ''.join([*argv, *files.values()]) and any(a.endswith('=-x {api_key}') for a in argv) and h.session['max_calls'] == 100
+            assert server == (None if h == load(name) else {'command': '/usr/bin/python3', 'args': ['-I', '-S', '/home/agent/.tools/run.py', 'mcp']})
 
 def test_S46_claude_code_is_no_root_and_is_told_of_its_sandbox():
     "It refuses to skip permissions as root; inside, everybody is uid 1000 (see `the_same_view_in_every_rollout`)."
@@ -257,7 +295,7 @@ def test_fields_that_say_more_about_a_program(tmp_path):
 def test_a_harness_that_was_never_run_is_listed_and_refused(tmp_path, monkeypatch):
     (tmp_path/'harnesses').mkdir(); toml(tmp_path/'harnesses', '')
     f = tmp_path/'harnesses/h/harness.toml'; f.write_text('tried = false\n' + f.read_text())
-    monkeypatch.setattr(harness, 'repo_root', lambda: tmp_path); monkeypatch.setenv('CLAWLAB_HOME', str(tmp_path/'home'))
+    monkeypatch.setattr(harness, 'repo_root', lambda: tmp_path); monkeypatch.setenv('CLAWLAB_LAB_HOME', str(tmp_path/'home'))
     assert known() == ['h'] and not (h := load('h')).installed
     for refused in (lambda: harness.install('h'), lambda: h.binds):
         with pytest.raises(InputError, match='never run here'): refused()
@@ -274,3 +312,11 @@ def test_native_tools_change_what_mcp_says_and_nothing_else(tmp_path):
     assert h.session['expect_harness'] == {'tools': ['sh', 'mcp__tools__a', 'mcp__tools__b']} and told('free').wire == {'tools': []}
     plain = told(names=())
     assert plain.command('i', 'm', 'http://x', 'k')[0] == ['x', 'i'] and plain.command('i', 'm', 'http://x', 'k')[2] == {'~/c': 'plain'} and plain.wire == {'tools': ['sh']}
+
+def test_qwen_code_and_opencode_are_told_window_and_address():
+    for name, at in (('qwen-code', lambda d: d['model']['generationConfig']['contextWindowSize']), ('opencode', lambda d: d['provider']['clawlab']['models']['policy']['limit']['context'])):
+        argv, env, files = (h := load(name).with_tools(['mail_send'])).command('do it', 'policy', 'http://127.0.0.1:1/s/x/', 'sk-7', window=8192)
+        configs = [json.loads(t) for p, t in files.items() if t]
+        assert at(configs[0]) == 8192 and 'sk-7' in env.values() and 'sk-7' not in ''.join([*argv, *files.values()])
+        assert 'http://127.0.0.1:1/s/x/v1' in [*env.values(), configs[0].get('provider', {}).get('clawlab', {}).get('options', {}).get('baseURL')]
+        assert any('.tools/run.py' in x for x in [*argv, *files.values()]) and not any('{server' in x for x in [*argv, *files.values()]), h

@@ -40,7 +40,7 @@ class FakeProxy:
     async def list_sessions(self, rollout_id): return [dict(session=s) for s, r in self.open.items() if r.rollout_id == rollout_id]
 
 class FakeBox:
-    live, most, url, left_out = 0, 0, 'http://box', ()
+    live, most, url, left_out, home, workspace = 0, 0, "http://box", (), "/home/agent", "/workspace"
     def __init__(self, lab, limits, name): self.lab, self.limits, self.name, self.here = lab, limits, name, {}
     async def start(self): FakeBox.live += 1; FakeBox.most = max(FakeBox.most, FakeBox.live); self.up = True
     async def put(self, files): self.here.update(files)
@@ -63,7 +63,7 @@ def lab(monkeypatch):
     lab.proxy = FakeProxy(lab.store, lambda r: lab.calls(r))
     FakeBox.live = FakeBox.most = 0
     harness = lambda name: NS(name=name, version='1.0', absent="", binds=(), session=dict(expect_harness={}), truncated=lambda ex: b'turn limit' in ex.stdout,
-        command=lambda say, model, url, key, limits, window: (['run', say, url], {'KEY': key}, {'~/.conf': 'x'}))
+        command=lambda say, model, url, key, limits, window, home: (['run', say, url], {'KEY': key}, {'~/.conf': 'x'}))
     async def grade(task, files, *, backend): lab.graded.append(task.task_id); return lab.score(task, files)
     async def fine(backend): return ''
     for k, v in dict(load=harness, probe=fine, grade=grade, make_sandbox=lambda backend, limits, binds, listener, name: FakeBox(lab, limits, name)).items(): monkeypatch.setattr(rollouts, k, v)
@@ -224,7 +224,7 @@ while True:
         ms.append({'role': 'tool', 'tool_call_id': c['id'], 'content': p.stdout + p.stderr})
 '''
 def loop(name): return NS(name=name, version='0', absent="", binds=(), session=dict(expect_harness={}), truncated=lambda ex: False,
-    command=lambda say, model, url, key, limits, window: (['/usr/bin/python3', '-S', '-c', LOOP, url, say], {'KEY': key}, {}))
+    command=lambda say, model, url, key, limits, window, home: (['/usr/bin/python3', '-S', '-c', LOOP, url, say], {'KEY': key}, {}))
 
 def sh(command): import json; return '<tool_call>' + json.dumps({'name': 'bash', 'arguments': {'command': command}}) + '</tool_call>'
 

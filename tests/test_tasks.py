@@ -133,7 +133,7 @@ def test_files_that_are_no_text_tool_steps_and_tools_py(tmp_path):
     line = dict(task_id='a', family='f', instruction='i', files={'p.bin': {'base64': 'AP8='}, 't': 'x'}, steps=['ls', dict(tool='mail_send', arguments={'to': 'a'})], tools=['mail_*'], state={'mail': []}, protected=['t'], rubric={'clear': 'it is'}, limits={'verify_seconds': 60})
     (tmp_path/'verify.py').write_text('def verify(w, e): return 0.'); (tmp_path/'train.jsonl').write_text(json.dumps(line))
     with pytest.raises(InputError, match='train.jsonl:1: tools: this suite has no tools.py'): load_suite(tmp_path)
-    (tmp_path/'tools.py').write_text('def mail_send(state, to: str): return to')
+    (tmp_path/'tools.py').write_text('def mail_send(state, to: str): "Send."')
     t = load_suite(tmp_path)['a']
     assert t.files == {'p.bin': b'\0\xff', 't': 'x'} and t.steps[1] == {'tool': 'mail_send', 'arguments': {'to': 'a'}} and t.toolset.startswith('def mail_send') and t.protected == ('t',) and t.rubric == {'clear': 'it is'}
     assert overlap([t], [t]) == 1
@@ -145,7 +145,7 @@ def test_files_that_are_no_text_tool_steps_and_tools_py(tmp_path):
     assert load_suite(tmp_path)['a'].steps == ()
 
 def test_a_suite_that_is_written_is_read_back(tmp_path):
-    t = replace(load_suite('nano')['test-copy-1-0'], files={'a': 'é\r\n', 'b/c.bin': b'\0\xff'}, steps=('ls', {'tool': 'mail_send', 'arguments': {}}), tools=('mail_*',), toolset='def mail_send(state): pass', state={'x': [1]}, protected=('a',), limits={'verify_seconds': 9})
+    t = replace(load_suite('nano')['test-copy-1-0'], files={'a': 'é\r\n', 'b/c.bin': b'\0\xff'}, steps=('ls', {'tool': 'mail_send', 'arguments': {}}), tools=('mail_*',), toolset='def mail_send(state): "Send."', state={'x': [1]}, protected=('a',), limits={'verify_seconds': 9})
     other = replace(t, task_id='b', split='train', tools=(), toolset='')
     assert load_suite(save_suite([t, other], tmp_path/'s')) == {'b': other, t.task_id: t}
     (tmp_path/'half').mkdir(); (tmp_path/'half/x').write_text('')

@@ -8,9 +8,11 @@ import asyncio, hashlib, json, secrets, shlex
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from ..records import GraderError, SandboxError, Task
+from ..capture.engines.oracle import RETRY, tool_line
 from .progress import Progress
 from .sandbox.base import Limits, make_sandbox
 from .sandbox.keeper import FATAL
+from .tools import guarded, start_files, tool_files
 
 # %% auto #0
 __all__ = ['GRADER', 'PYTHON', 'ROOM', 'UNSEEN', 'VERIFY_S', 'PASS', 'Score', 'unseen', 'Starved', 'tampered', 'settle', 'grade',
@@ -67,7 +69,7 @@ class Score:
     score: float | None
     detail: dict = field(default_factory=dict)
     error: str = ''
-    label: str = ''  # why the score is 0 whatever else the agent did: `gate: ...`, `protected: ...`, `ended: ...`
+    label: str = ''  # why the score is 0 whatever else the agent did: `gate: ...`, `protected: ...`, `tampered: ...`, `ended: ...`
 
 ROOM = 8 << 20 # bytes of a workspace that a verifier reads
 
@@ -91,7 +93,7 @@ def _question(cases: list[tuple[Task, dict]], nonce: str) -> bytes:
     "What the grader reads: a header line, then the contents of all files."
     fitted = [_fit(left) for _, left in cases]
     files = [fs for fs, _ in fitted]
-    asked = [dict(verifier=t.verifier, expect=t.expect, rubric=bool(t.rubric), files=[(p, len(c)) for p, c in fs.items()], cut=n) for (t, _), (fs, n) in zip(cases, fitted)]
+    asked = [dict(verifier=guarded(t), expect=t.expect, rubric=bool(t.rubric), files=[(p, len(c)) for p, c in fs.items()], cut=n) for (t, _), (fs, n) in zip(cases, fitted)]
     return json.dumps(dict(cases=asked, nonce=nonce)).encode() + b'\n' + b''.join(c for fs in files for c in fs.values())
 
 class Starved(GraderError): "A verifier that hardly got a processor until its deadline: the machine was busy."
@@ -115,6 +117,7 @@ def tampered(task: Task, files: dict[str, bytes | str]) -> dict[str, str]:
 def settle(task: Task, files: dict, s: Score | None = None) -> Score | None:
     "A verifier's score under the protected paths and the safety gates; without a score, whether the paths alone decide."
     if bad := tampered(task, files): return Score(0., {'protected': dict([*bad.items()][:20])}, label='protected: ' + ', '.join(f'{p} {w}' for p, w in [*bad.items()][:3]) + (f' and {len(bad) - 3} more' if len(bad) > 3 else ''))
+    if s and (why := s.detail.get('tampered')): return replace(s, score=0., label=f'tampered: {why}')
     gates = s.detail.get('gates', {}) if s and s.score is not None else {}
     if not isinstance(gates, dict) or not all(isinstance(v, bool) for v in gates.values()): return Score(None, s.detail, f'gates are a name with true or false each, not {gates!r}'[:300])
     shut = sorted(k for k, v in gates.items() if not v)
@@ -148,19 +151,26 @@ PASS = 0.75 # a score from which a task counts as solved (algorithms: the SFT fi
 
 def _ways(t: Task) -> dict[str, tuple[str, ...]]: return {'solution': t.steps} | ({'habit': t.habit} if t.habit else {})
 
+def _line(step, at: str) -> str:
+    "A step as a line of shell; a call of a task's own tool by the command that lies `at` a folder, and once more where it is made to fail."
+    if isinstance(step, str): return step
+    call = tool_line(step).replace('~/.tools', at)
+    return f'r=$({call} 2>&1); c=$?; case "$r" in *{shlex.quote(RETRY)}) {call};; *) exit $c;; esac'
+
 def _script(tasks) -> str:
     "Plays every way of every task in a folder of its own; each failing step is a line `task way step code`."
     lines = ['top=$PWD']
     for i, way, steps in ((i, w, s) for i, t in enumerate(tasks) for w, s in _ways(t).items()):
         lines.append(f'cd "$top/{i}/{way}"')
-        lines += [f'/bin/bash -c {shlex.quote(s)} >/dev/null 2>&1 </dev/null || echo {i} {way} {k} $?' for k, s in enumerate(steps, 1)]
+        lines += [f'/bin/bash -c {shlex.quote(_line(s, f"../.tools-{way}"))} >/dev/null 2>&1 </dev/null || echo {i} {way} {k} $?' for k, s in enumerate(steps, 1)]
     return '\n'.join(lines)
 
 async def play(tasks: list[Task], backend: str, seconds=30) -> list[tuple[dict[str, dict[str, bytes]], list[str]]]:
     "For each task: the workspace that each way of doing it leaves behind, and the steps of the solution that failed."
     limits = Limits(cpus=1, memory_mb=1024, pids=64, disk_mb=512, seconds=seconds)
     async with make_sandbox(backend, limits=limits, binds=(), listener=None, name='check') as box:
-        await box.put({f'{i}/{w}/{p}': c for i, t in enumerate(tasks) for w in _ways(t) for p, c in {'.keep': '', **t.files}.items()})
+        await box.put({p: c for i, t in enumerate(tasks) for w in _ways(t)
+                       for p, c in {**{f'{i}/{w}/{p}': c for p, c in {'.keep': '', **start_files(t)}.items()}, **tool_files(t, f'{box.workspace}/{i}/{w}', f'{i}/.tools-{w}')}.items()})
         ex = await box.exec(['/bin/bash', '-c', _script(tasks)], timeout=seconds)
         left = await box.get()
     def folder(at): return {p[len(at):]: c for p, c in left.items() if p.startswith(at) and p != f'{at}.keep'}
@@ -179,7 +189,7 @@ def _verdict(name: str, s: Score) -> str:
 def _spaces(t: Task, played) -> dict[str, dict]:
     "The workspaces that a verifier is tried on, by name."
     paths = sorted({*t.files, *played['solution']})
-    return {'untouched': t.files, 'empty': {}, **played, 'junk': {p: bytes(range(256)) for p in paths}, 'folders': {f'{p}/x': b'' for p in paths}}
+    return {'untouched': start_files(t), 'empty': {}, **played, 'junk': {p: bytes(range(256)) for p in paths}, 'folders': {f'{p}/x': b'' for p in paths}}
 
 async def _check(tasks: list[Task], backend: str) -> list[list[str]]:
     "Problems of each task. A verifier that takes the others down with it is found by checking them one by one."

@@ -10,9 +10,11 @@ from pathlib import Path, PurePosixPath
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from ..records import InputError, Task, repo_root
 from .sandbox.base import Limits
+from .tools import offered
 
 # %% auto #0
-__all__ = ['SPLITS', 'Line', 'Binary', 'ToolStep', 'TaskLine', 'load_suite', 'task_line', 'save_suite', 'select', 'overlap']
+__all__ = ['SPLITS', 'Line', 'Binary', 'ToolStep', 'TaskLine', 'load_suite', 'task_line', 'save_suite', 'select', 'shared',
+           'overlap']
 
 # %% ../../nbs/22_launch.tasks.ipynb #8e4d012b
 SPLITS = ('train', 'validation', 'test')
@@ -83,7 +85,10 @@ def _task(text: str | bytes, where: str, split: str, verifier: str, toolset: str
     if not t.steps and not t.source: raise InputError(f'{where}: steps: a task of our own has a solution')
     if t.tools and not toolset: raise InputError(f'{where}: tools: this suite has no tools.py')
     d['files'] = {p: c if isinstance(c, str) else base64.b64decode(c['base64']) for p, c in d['files'].items()}
-    return Task(split=split, verifier=verifier, toolset=toolset if t.tools else '', **d)
+    task = Task(split=split, verifier=verifier, toolset=toolset if t.tools else '', **d)
+    try: offered(task)
+    except InputError as e: raise InputError(f'{where}: {e}') from None
+    return task
 
 # %% ../../nbs/22_launch.tasks.ipynb #5e18be91
 def _source(f: Path, defines: str = '') -> str:
@@ -165,9 +170,13 @@ def _balanced(tasks, rng):
     return deal([deal(f[i % len(f):] + f[:i % len(f)]) for i, f in enumerate(rng.sample(families, len(families)))])
 
 # %% ../../nbs/22_launch.tasks.ipynb #b8886f65
-def overlap(a, b) -> int:
-    "How many tasks of `a` share an instruction or the initial files with a task of `b`."
+def shared(a, b) -> list[Task]:
+    "The tasks of `a` that have an instruction or the start (files and the tools' state, if there are any) in common with a task of `b`."
     def say(t): return ' '.join(t.instruction.lower().split())
-    def files(t): return json.dumps(t.files, sort_keys=True, default=bytes.hex)
-    says, trees = {say(t) for t in b}, {files(t) for t in b}
-    return sum(say(t) in says or files(t) in trees for t in a)
+    def files(t): return json.dumps([t.files, t.state], sort_keys=True, default=bytes.hex)
+    says, trees = {say(t) for t in b}, {files(t) for t in b if t.files or t.state}
+    return [t for t in a if say(t) in says or files(t) in trees]
+
+def overlap(a, b) -> int:
+    "How many tasks of `a` share an instruction or a start with a task of `b`."
+    return len(shared(a, b))

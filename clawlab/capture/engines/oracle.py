@@ -4,14 +4,15 @@
 
 # %% ../../../nbs/12c_capture.engines.oracle.ipynb #33dddb8c
 from __future__ import annotations
-import json
+import json, re, shlex
 import numpy as np
 from ...records import EngineError, Message, Task, ToolCall
 from ..chat import Template
 from .base import Context, Generation, Sampling, unsampled
 
 # %% auto #0
-__all__ = ['SHELL_WORDS', 'SUBMIT', 'shell_tool', 'shell_call', 'OracleEngine']
+__all__ = ['SHELL_WORDS', 'RETRY', 'SUBMIT', 'shell_tool', 'shell_call', 'tool_line', 'native_tool', 'step_call', 'steps_done',
+           'OracleEngine']
 
 # %% ../../../nbs/12c_capture.engines.oracle.ipynb #981f9925
 SHELL_WORDS = ('bash', 'shell', 'terminal', 'exec', 'command', 'run')
@@ -33,8 +34,34 @@ def shell_call(tool: dict, param: str, command: str) -> ToolCall:
         if k not in args: args[k] = (props[k].get('enum') or [command if k == 'description' else blank.get(props[k].get('type'), 0)])[0]
     return ToolCall('', tool['name'], args, json.dumps(args, ensure_ascii=False))
 
-# %% ../../../nbs/12c_capture.engines.oracle.ipynb #37c5cc65
+# %% ../../../nbs/12c_capture.engines.oracle.ipynb #11a0bba1
+RETRY = '(temporary failure: try again)' # ends the error of a call that would work a second time
+
+def tool_line(step: dict) -> str:
+    "The shell command that makes a call of a task's tool."
+    return f"python3 ~/.tools/run.py {step['tool']} {shlex.quote(json.dumps(step['arguments'], ensure_ascii=False))}"
+
+def native_tool(tools, name: str) -> dict | None:
+    "The tool of the harness that is the task's tool of this name."
+    return next((t for t in tools if re.fullmatch(rf'(.*tools[^A-Za-z0-9]+)?{re.escape(name)}', t['name'])), None)
+
+def step_call(step: str | dict, tools, shell: tuple[dict, str]) -> ToolCall:
+    "The call that plays one step with what the harness offers."
+    if isinstance(step, str): return shell_call(*shell, step)
+    if not (t := native_tool(tools, step['tool'])): return shell_call(*shell, tool_line(step))
+    return ToolCall('', t['name'], step['arguments'], json.dumps(step['arguments'], ensure_ascii=False))
+
+# %% ../../../nbs/12c_capture.engines.oracle.ipynb #612fb981
 SUBMIT = 'COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT'
+
+def steps_done(steps, messages) -> int:
+    "How many steps are behind a rollout. A call like the one before it is that step again, if the next step would be another one."
+    calls, k = [(c.name, json.dumps(c.arguments, sort_keys=True)) for m in messages if m.role == 'assistant' for c in m.tool_calls], 0
+    for i, c in enumerate(calls):
+        if not (i and c == calls[i-1] and steps[k:k+1] != steps[k-1:k]): k += 1
+    last = next((i for i in range(len(messages) - 1, -1, -1) if messages[i].role == 'assistant' and messages[i].tool_calls), None)
+    if last is None: return k
+    return k - any(RETRY in m.content for m in messages[last+1:] if m.role == 'tool')
 
 class OracleEngine:
     "Plays `task.steps` (or its habit) one command per turn; log-probs are NaN, versions -1."
@@ -56,9 +83,9 @@ class OracleEngine:
         if (shell := shell_tool(context.tools)) is None: return Message('assistant', self.final) # a side call: title, summary
         steps = list(task.habit if self.plays_habit(task, context.seed) else task.steps)
         if any(SUBMIT in m.content for m in context.messages if m.role in ('system', 'user')): steps.append(f'echo {SUBMIT}')
-        done = sum(len(m.tool_calls) for m in context.messages if m.role == 'assistant')
+        done = steps_done(steps, context.messages)
         if done >= len(steps): return Message('assistant', self.final)
-        return Message('assistant', '', self.think, (shell_call(*shell, steps[done]),))
+        return Message('assistant', '', self.think, (step_call(steps[done], context.tools, shell),))
 
     async def generate(self, prompt_ids, sampling: Sampling, context: Context) -> Generation:
         "The next turn in the tokens of the context's template, cut at `max_tokens` like any reply."
