@@ -2237,6 +2237,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'clawlab/launch/synthesis.py'),
                                           'clawlab.launch.synthesis.Synthesis.task': ( 'launch.synthesis.html#synthesis.task',
                                                                                        'clawlab/launch/synthesis.py'),
+                                          'clawlab.launch.synthesis.Synthesis.text': ( 'launch.synthesis.html#synthesis.text',
+                                                                                       'clawlab/launch/synthesis.py'),
                                           'clawlab.launch.synthesis._build': ( 'launch.synthesis.html#_build',
                                                                                'clawlab/launch/synthesis.py'),
                                           'clawlab.launch.synthesis._check': ( 'launch.synthesis.html#_check',
