@@ -178,13 +178,15 @@ class Rollout:
 
 # %% ../nbs/00_records.ipynb #9161dc03
 DEFAULTS = {
-    'lab':     {'home': '', 'concurrency': '4'},
+    'lab':     {'home': '', 'harnesses': '', 'concurrency': '4'},
     'limits':  {'cpus': '4', 'memory_mb': '4096', 'pids': '256', 'disk_mb': '256', 'seconds': '120'},
     'proxy':   {'max_inflight': '512', 'min_completion': '256', 'max_body_mb': '64'},
     'sandbox': {'backend': 'bwrap', 'image': ''},
     'kubernetes': {'namespace': 'clawlab-sandboxes', 'image': '', 'proxy': '', 'patch': '', 'starting': '16', 'rate': '20', 'warm': '0'},
     'store':   {'durable': 'process'},
+    'judge':   {'url': '', 'model': '', 'key_env': '', 'key_file': '', 'concurrency': '4', 'timeout': '60'},
     'embed':   {'url': '', 'model': '', 'key': ''},
+    'proposer': {'url': '', 'model': '', 'key_env': ''},
     'egress':  {},  # names are the user's own
 }
 

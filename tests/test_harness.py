@@ -2,7 +2,7 @@
 import asyncio, json, os, sys, threading, tomllib
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-import pytest
+import pytest, yaml
 from clawlab.records import InputError, Rollout
 from clawlab.capture.engines.base import Sampling
 from clawlab.capture.engines.script import ScriptEngine
@@ -13,8 +13,9 @@ from clawlab.launch.harness import known, load, read_spec
 from clawlab.launch.sandbox.base import Limits, make_sandbox, probe
 
 WHY = asyncio.run(probe('bwrap'))
-NAMES = ['react', 'react:stream', 'claude-code', 'mini-swe-agent', 'mini-swe-agent:litellm', 'qwen-code', 'opencode']
-SHELL = {'anthropic': ('Bash', {}), 'qwen-code': ('run_shell_command', {'is_background': False}), 'opencode': ('bash', {'description': 'x'})}
+NAMES = ['react', 'react:stream', 'claude-code', 'mini-swe-agent', 'mini-swe-agent:litellm', *(pytest.param(n, marks=pytest.mark.slow) for n in ('hermes', 'nanobot', 'qwen-code', 'opencode'))]
+SHELL = {'anthropic': ('Bash', {}), 'qwen-code': ('run_shell_command', {'is_background': False}), 'opencode': ('bash', {'description': 'x'}), 'hermes': ('terminal', {}), 'nanobot': ('exec', {})}
+SHIPPED = known()
 SUBMIT = 'echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT'
 
 
@@ -52,7 +53,7 @@ async def test_conformance(name, tmp_path):
     ex, out, all_calls, s = await play(h, [tool(h, 'wc -l < a.txt > n.txt; cat n.txt'), tool(h, 'cat missing'), tool(h, 'true'), last(h)], tmp_path)
     assert ex.code == 0 and ex.killed == '' and not h.truncated(ex), ex
     assert out['n.txt'].strip() == b'3'                                     # the tool really ran
-    assert set(out) == {'a.txt', 'n.txt'}                                   # and the harness litters nothing into the workspace
+    assert set(h.submission(out)) == {'a.txt', 'n.txt'}                     # and nothing else is in the workspace but declared litter
     calls, beside = ([c for c in all_calls if (c.role == 'main') == own] for own in (True, False))
     ids = {c.call_id for c in calls}
     assert [c.role for c in beside] == ['side']*(name == 'opencode') and not any(c.quarantine for c in all_calls)          # its title
@@ -60,12 +61,12 @@ async def test_conformance(name, tmp_path):
     assert len({c.parent_id for c in calls}) == len(calls)                  # one chain
     if not h.expect.drift:
         for a, b in zip(calls, calls[1:]): assert list(b.prompt_ids[:len(a.prompt_ids)+len(a.output_ids)]) == [*a.prompt_ids, *a.output_ids]
-    assert not s.stats.refused and s.stats.disconnects == 0
+    assert s.stats.refused.keys() <= {404} and s.stats.disconnects == 0     # 404: a program asks what there is beside the model
     seen = '\n'.join(m.content for m in calls[-1].messages if m.role == 'tool')
     assert '3' in seen and 'No such file' in seen
 
 @pytest.mark.harness
-@pytest.mark.parametrize('name', [n for n in NAMES if 'litellm' not in n])
+@pytest.mark.parametrize('name', [n for n in NAMES if n != 'mini-swe-agent:litellm'])
 async def test_turn_limit(name, tmp_path):
     h = get(name)
     h = replace(h, spec=h.spec.model_copy(update=dict(turns=3)))
@@ -73,15 +74,15 @@ async def test_turn_limit(name, tmp_path):
     assert len(calls) == 3 and (h.truncated(ex) or s.stats.truncated) and not ex.timed_out and ex.signal is None, ex
 
 @pytest.mark.harness
-@pytest.mark.parametrize('name', ['react', 'claude-code', 'mini-swe-agent'])
+@pytest.mark.parametrize('name', ['react', 'claude-code', 'hermes', 'nanobot', 'mini-swe-agent'])
 async def test_a_dead_engine_ends_the_run_soon(name, tmp_path):
     h = get(name)
     ex, _, calls, s = await play(h, [tool(h, 'echo 1'), *[{'error': 'gone'}] * 9], tmp_path)
-    assert ex.code != 0 and not ex.timed_out and ex.seconds < 60 and not h.truncated(ex), ex
+    assert (ex.code != 0) == (name != 'nanobot') and not ex.timed_out and ex.seconds < 60 and not h.truncated(ex), ex
     assert s.stats.engine_errors >= 1
 
 @pytest.mark.harness
-@pytest.mark.parametrize('name', ['react', 'claude-code', 'mini-swe-agent'])
+@pytest.mark.parametrize('name', ['react', 'claude-code', 'hermes', 'nanobot', 'mini-swe-agent'])
 async def test_awkward_instructions_and_replies(name, tmp_path):
     h = get(name)
     words = '--help {api_key} "quoted" $HOME `id`\nsecond line é'
@@ -91,7 +92,7 @@ async def test_awkward_instructions_and_replies(name, tmp_path):
     assert '/workspace' in calls[-1].messages[-1].content and '/home/agent' in calls[-1].messages[-1].content
 
 @pytest.mark.harness
-@pytest.mark.parametrize('name', ['react', 'claude-code', 'mini-swe-agent'])
+@pytest.mark.parametrize('name', ['react', 'claude-code', 'hermes', 'nanobot', 'mini-swe-agent'])
 async def test_every_run_sends_the_same_prompt(name, tmp_path):
     h = get(name)
     a, b = [await play(h, [last(h)], tmp_path/str(i)) for i in (0, 1) if not (tmp_path/str(i)).mkdir()]
@@ -128,6 +129,37 @@ def test_variants(tmp_path):
     assert read_spec(d).run.env == {'A': '1', 'B': '2'} and read_spec(d, 'two').run.env == {'A': '1', 'B': '3'}
     with pytest.raises(InputError, match='no variant'): read_spec(d, 'three')
     with pytest.raises(InputError, match='unknown harness'): load('nobody')
+
+def test_harnesses_of_ones_own_lie_in_folders_that_a_setting_names(tmp_path, monkeypatch):
+    toml(tmp_path, '')
+    monkeypatch.setenv('CLAWLAB_LAB_HARNESSES', f'{tmp_path}:')
+    assert known() == sorted(['h', *SHIPPED]) and load('h').dir == tmp_path/'h' and load('react').source.parent != tmp_path
+    (tmp_path/'react').mkdir(); (tmp_path/'react'/'harness.toml').write_text('nonsense')
+    assert load('react').version == '1'   # one of the same name does not take the place of one that ships
+    monkeypatch.setenv('CLAWLAB_LAB_HARNESSES', f'{tmp_path}:{tmp_path/"gone"}')
+    with pytest.raises(InputError, match='lab.harnesses: no folder .*gone'): load('react')
+
+def test_litter_is_no_part_of_a_submission_unless_the_task_brought_it(tmp_path):
+    h = harness.Harness('h', read_spec(toml(tmp_path, '').with_name('h')), tmp_path/'h')
+    left = {'a.txt': b'1', '.git/refs/heads/master': b'2', 'AGENTS.md': b'3'}
+    assert h.submission(left) == left
+    h = replace(h, spec=h.spec.model_copy(update=dict(litter=['.git/*', 'AGENTS.md'])))
+    assert set(h.submission(left)) == {'a.txt'} and set(h.submission(left, {'AGENTS.md': ''})) == {'a.txt', 'AGENTS.md'}
+
+def test_hermes_and_nanobot_are_told_window_address_and_key():
+    for name, file in (('hermes', '~/.hermes/config.yaml'), ('nanobot', '~/.nanobot/config.json')):
+        for h in (load(name), load(name).with_tools(['mail_send'])):
+            argv, env, files = h.command('-x {api_key}', 'policy', 'http://127.0.0.1:1/s/x/', 'sk-7', window=70000)
+            text = files[file]
+            if name == 'nanobot':
+                d = json.loads(text); told = d['agents']['defaults']['contextWindowTokens'], d['agents']['defaults']['model'], *[d['providers']['custom'][k] for k in ('apiBase', 'apiKey')]
+                server = d.get('tools', {}).get('mcpServers', {}).get('tools')
+            else:
+                d = yaml.safe_load(text); told = *[d['model'][k] for k in ('context_length', 'default', 'base_url', 'api_key')],
+                server = d.get('mcp_servers', {}).get('tools')
+            assert told == (70000, 'policy', 'http://127.0.0.1:1/s/x/v1', '${CLAWLAB_KEY}') and env['CLAWLAB_KEY'] == 'sk-7'
+            assert 'sk-7' not in ''.join([*argv, *files.values()]) and any(a.endswith('=-x {api_key}') for a in argv) and h.session['max_calls'] == 100
+            assert server == (None if h == load(name) else {'command': '/usr/bin/python3', 'args': ['-I', '-S', '/home/agent/.tools/run.py', 'mcp']})
 
 def test_S46_claude_code_is_no_root_and_is_told_of_its_sandbox():
     "It refuses to skip permissions as root; inside, everybody is uid 1000 (see `the_same_view_in_every_rollout`)."

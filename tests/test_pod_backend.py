@@ -55,6 +55,24 @@ async def test_S_the_key_is_in_no_pod(cluster):
     async with BACKEND.box() as s: assert (await s.exec(['sh', '-c', 'echo $K'], env={'K': 'hunter2'})).stdout == b'hunter2\n'
     assert 'hunter2' not in str(cluster.asked) + str(cluster.log)
 
+LINKS = """
+import os, socket, subprocess, sys
+def link(kind=0):
+    try: s = socket.socket(16, 3, kind); s.bind((0, 0)); return True
+    except OSError as e: return os.strerror(e.errno)
+print(link(), link(2), [n for _, n in socket.if_nameindex()] if link() is True else 'none', link(), socket.getaddrinfo('localhost', 80)[0][4][1])"""
+
+@pytest.mark.parametrize('heard', [True, False])
+async def test_S_netlink_sockets_are_counted_or_refused_where_nobody_can_count(cluster, monkeypatch, heard):
+    "Names resolve either way. The count begins anew with each program."
+    if not heard: first, deaf = kubernetes.filters_inside(); monkeypatch.setattr(kubernetes, 'filters_inside', lambda: ['AAAA', deaf])  # a filter that no kernel takes
+    monkeypatch.setattr(kubernetes.keeper, 'LINKS', 3)
+    no = 'Address family not supported by protocol'
+    async with BACKEND.box() as s:
+        for _ in range(2):
+            r = await s.exec(py(LINKS))
+            assert r.stdout.decode() == (f"True {no} ['lo'] {no} 80\n" if heard else f"{no} {no} none {no} 80\n"), r
+
 async def test_S46_a_pod_that_is_lost_is_told_with_its_reason(cluster):
     async with BACKEND.box(seconds=60) as s:
         t = asyncio.create_task(s.exec(['sh', '-c', 'echo > up; sleep 60']))

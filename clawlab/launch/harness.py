@@ -5,17 +5,19 @@
 # %% ../../nbs/21_launch.harness.ipynb #d49f8ae2
 from __future__ import annotations
 import hashlib, json, os, re, shutil, subprocess, sys, tomllib
+from fnmatch import fnmatchcase
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 from pydantic import BaseModel, ValidationError
-from ..records import InputError, home, repo_root
+from ..records import InputError, home, repo_root, setting
 from ..capture.sessions import check_expect
 
 # %% auto #0
 __all__ = ['FIELDS', 'SERVER', 'LOCKS', 'Strict', 'Install', 'Run', 'Truncated', 'Expect', 'Mcp', 'Spec', 'fill', 'check_run',
-           'merge', 'with_mcp', 'read_spec', 'Harness', 'known', 'load', 'binds', 'tool_command', 'command',
-           'with_tools', 'truncated', 'sh', 'install_npm', 'install_pip', 'install', 'versions']
+           'merge', 'with_mcp', 'read_spec', 'Harness', 'folders', 'described', 'known', 'load', 'binds',
+           'tool_command', 'command', 'with_tools', 'submission', 'truncated', 'sh', 'install_npm', 'install_pip',
+           'install', 'versions']
 
 # %% ../../nbs/21_launch.harness.ipynb #a1432f2b
 class Strict(BaseModel, extra='forbid'): "Unknown fields are errors."
@@ -71,6 +73,7 @@ class Spec(Strict):
     tried: bool = True                  # False: written down from its documentation, never run here
     quirks: list[str] = []              # oddities to know, a line each
     prompt_tokens: int | None = None    # of the first prompt, before the task, as measured
+    litter: list[str] = []              # globs of what it puts into the workspace for itself: no part of a submission
 
 # %% ../../nbs/21_launch.harness.ipynb #803a6a2e
 FIELDS = ('dir', 'home', 'instruction', 'model', 'base_url', 'api_key', 'turns', 'seconds', 'window')
@@ -171,16 +174,23 @@ class Harness:
         s = self.spec
         return f'**{self.name}** {s.version} ({s.dialect} dialect, {s.install.kind}, at most {s.turns} turns)\n\n`{" ".join(s.run.argv)}`'
 
-# %% ../../nbs/21_launch.harness.ipynb #2ffda0c1
-def known() -> list[str]:
-    "The names of all harnesses, without variants."
-    return sorted(p.parent.name for p in (repo_root()/'harnesses').glob('*/harness.toml'))
+# %% ../../nbs/21_launch.harness.ipynb #8bbd2272
+def folders() -> list[Path]:
+    "Where harnesses are described: the project's `harnesses/`, then what `lab.harnesses` lists, with `:` between."
+    more = [Path(p).expanduser().absolute() for p in setting('lab', 'harnesses').split(os.pathsep) if p.strip()]
+    if no := [p for p in more if not p.is_dir()]: raise InputError(f'lab.harnesses: no folder {no[0]}')
+    return [repo_root()/'harnesses', *more]
+
+def described(what: str = 'harness.toml') -> dict[str, Path]:
+    "The folders that have such a file, by name; the first of a name counts."
+    return {p.parent.name: p.parent for d in reversed(folders()) for p in d.glob(f'*/{what}')}
+
+def known() -> list[str]: return sorted(described()) # the names of all harnesses, without variants
 
 def load(name: str) -> Harness:
     "A harness by its name, `claude-code` or `mini-swe-agent:litellm`."
     base, _, variant = name.partition(':')
-    if base not in known(): raise InputError(f'unknown harness {name!r}: one of {", ".join(known())}')
-    folder = repo_root()/'harnesses'/base
+    if not (folder := described().get(base)): raise InputError(f'unknown harness {name!r}: one of {", ".join(known())}')
     spec = read_spec(folder, variant)
     if spec.name != base: raise InputError(f'{base}/harness.toml is named {spec.name!r}')
     return Harness(name, spec, folder)
@@ -221,6 +231,11 @@ def with_tools(self: Harness, names) -> Harness:
     seen = {'tools': [*s.wire['tools'], *(s.mcp.prefix + n for n in names)]} if s.wire.get('tools') else {}
     return replace(self, spec=s.model_copy(update=dict(wire=s.wire | seen)))
 Harness.with_tools = with_tools
+
+def submission(self: Harness, files: dict[str, bytes], given=()) -> dict[str, bytes]:
+    "Files of a workspace without what the program put there for itself; what the task has `given` stays."
+    return {p: b for p, b in files.items() if p in given or not any(fnmatchcase(p, g) for g in self.spec.litter)}
+Harness.submission = submission
 
 def truncated(self: Harness, ex) -> bool:
     "Did the run (an `Exec`) stop at its turn limit?"

@@ -7,9 +7,9 @@ from __future__ import annotations
 import contextlib, hashlib, json, os, shutil, subprocess, sys, tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from ..records import InputError, home, repo_root
+from ..records import InputError, home
 from .sandbox.base import image_for
-from .harness import known, load, sh
+from .harness import described, known, load, sh
 
 # %% auto #0
 __all__ = ['PYTHON', 'names', 'folder', 'packages', 'recipe', 'version', 'digest', 'tag', 'base_ref', 'split', 'ref', 'flags',
@@ -19,12 +19,12 @@ __all__ = ['PYTHON', 'names', 'folder', 'packages', 'recipe', 'version', 'digest
 # %% ../../nbs/21b_launch.images.ipynb #e8073261
 def names() -> list[str]:
     "All images; `base` first."
-    return sorted((p.parent.name for p in (repo_root()/'harnesses').glob('*/Containerfile')), key=lambda n: (n != 'base', n))
+    return sorted(described('Containerfile'), key=lambda n: (n != 'base', n))
 
 def folder(name: str) -> Path:
     "Where the recipe of an image is."
     if name not in names(): raise InputError(f'no image {name!r}: one of {", ".join(names())}')
-    return repo_root()/'harnesses'/name
+    return described('Containerfile')[name]
 
 def packages(name: str) -> list[str]:
     "Debian packages that an image wants beyond the base's."

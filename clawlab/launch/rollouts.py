@@ -6,6 +6,7 @@
 from __future__ import annotations
 import asyncio, hashlib, json, time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from ..records import InputError, Outcome, Rollout, SandboxError, Task, UNREWARDED, setting
 from ..capture.engines.base import Sampling
@@ -16,6 +17,7 @@ from .images import unbuilt
 from .tools import equip, offer, start_files
 from .sandbox.base import Exec, Limits, backend_module, make_sandbox, probe
 from .grading import grade
+from .judge import Judge, combine, the_judge
 from .progress import Progress
 
 # %% auto #0
@@ -95,7 +97,7 @@ async def run_harness(task: Task, harness, session, proxy, backend, limits, gate
                 if gate: env = {**env, **gate.env(box.url, box.home, backend == 'kubernetes' and bool(backend_module(backend).serves(backend)))}
         except TimeoutError: raise SandboxError(f'no sandbox within {START_S} s') from None
         ex = await box.exec(argv, env, timeout=limits.seconds)
-        return ex, await box.get(), box.left_out
+        return ex, harness.submission(await box.get(), task.files), box.left_out
     finally: await box.stop()
 
 # %% ../../nbs/24_launch.rollouts.ipynb #2f196229
@@ -104,7 +106,7 @@ def _ending(ex: Exec, secret: str) -> dict:
     return dict(code=ex.code, signal=ex.signal, killed=ex.killed, oom=ex.oom, timed_out=ex.timed_out, seconds=round(ex.seconds, 3), cpu=round(ex.cpu, 3),
                 stdout=_tail(ex.stdout, secret), stderr=_tail(ex.stderr, secret))
 
-async def _attempt(job, attempt, harness, *, proxy, store, backend, limits) -> Rollout:
+async def _attempt(job, attempt, harness, *, proxy, store, backend, limits, judge=None) -> Rollout:
     "One attempt at a job, graded and on record. An attempt on record without an outcome was interrupted."
     limits, harness, r = _limits(limits, job.task), offer(harness, job.task), replace(rollout_of(job, attempt, harness.version), t_start=time.time())
     await _durable(store.put_rollout(r))
@@ -118,7 +120,7 @@ async def _attempt(job, attempt, harness, *, proxy, store, backend, limits) -> R
     if ex: outcome, reason = outcome_of(ex, calls=len(_completed(calls)), engine_failed=_engine_failed(calls), truncated=session.stats.truncated or harness.truncated(ex))
     r = replace(r, outcome=outcome, calls=calls, exit_code=ex.code if ex else None, dropped_reason=reason if outcome in UNREWARDED else None,
                 meta=r.meta | {'backend': backend, 'reason': reason} | ({'exit': _ending(ex, session.api_key), 'left_out': left_out[:20]} if ex else {}) | ({'egress': gate.record()} if gate else {}))
-    r = replace(await _reward(r, job.task, files, backend), t_end=time.time())
+    r = replace(await _reward(r, job.task, files, backend, judge), t_end=time.time())
     await _durable(store.put_rollout(r))
     return r
 
@@ -126,12 +128,14 @@ async def _durable(future):
     "Waits until the store has written."
     return await asyncio.wrap_future(future)
 
-async def _reward(r: Rollout, task: Task, files, backend) -> Rollout:
-    "A settled rollout with the verifier's score; `grader_fail` and no reward where the verifier broke."
+async def _reward(r: Rollout, task: Task, files, backend, judge: Judge | None = None) -> Rollout:
+    "A settled rollout with its scores by name; `grader_fail` and no reward where the verifier broke or the judge has no verdict."
     if r.outcome in UNREWARDED: return r
     s = await grade(task, files, backend=backend)
-    if s.score is None: return replace(r, outcome='grader_fail', dropped_reason=s.error, meta=r.meta | {'ended': r.outcome})
-    return replace(r, reward=s.score, scores={'code': s.score, **s.detail})
+    v = await judge(task, files, r.calls) if judge and task.rubric and not s.label and not s.error else None
+    reward, scores, why = combine(s, v, rubric=bool(task.rubric))
+    r = replace(r, scores=scores, meta=r.meta | ({'judge': dict(prompt=v.prompt, requests=v.requests, notes=v.notes)} if v else {}))
+    return replace(r, reward=reward) if reward is not None else replace(r, outcome='grader_fail', dropped_reason=why, meta=r.meta | {'ended': r.outcome})
 
 # %% ../../nbs/24_launch.rollouts.ipynb #cce473fb
 RERUNS = 3 # of an infrastructure failure
@@ -194,17 +198,18 @@ async def run_rollouts(jobs, # iterable of `Job`
                        progress: bool = True        # on the line at stderr that all runs share
                       ) -> list[Rollout]: # in the order of the jobs, with their calls
     "Plays all jobs that aren't on record yet and returns all of them, graded."
-    harnesses, done = await _ready(jobs := list(jobs), backend), {}
+    harnesses, done, judge = await _ready(jobs := list(jobs), backend), {}, the_judge(j.task for j in jobs)
     past, todo = await _past(store, proxy, jobs), iter(jobs)
     async def worker(shown):
         for j in todo: # one iterator for all workers
             await _room(proxy, shown)
             shown.add(running=1)
-            try: r = await _play(j, past.pop(j.key), harnesses[j.harness], proxy=proxy, store=store, backend=backend, limits=limits or Limits.default(), shown=shown)
+            try: r = await _play(j, past.pop(j.key), harnesses[j.harness], proxy=proxy, store=store, backend=backend, limits=limits or Limits.default(), judge=judge, shown=shown)
             finally: shown.add(running=-1)
             done[j.key] = r if calls else replace(r, calls=())
             shown.add(done=1, failed=r.outcome in UNREWARDED, rewarded=r.reward is not None, reward=r.reward or 0.)
-    with Progress(len(jobs), jobs[0].tag or 'rollouts' if jobs else 'rollouts', show=progress and bool(jobs)) as shown: await _all(worker(shown) for _ in range(min(concurrency, len(jobs))))
+    async with judge or nullcontext():
+        with Progress(len(jobs), jobs[0].tag or 'rollouts' if jobs else 'rollouts', show=progress and bool(jobs)) as shown: await _all(worker(shown) for _ in range(min(concurrency, len(jobs))))
     return [done[j.key] for j in jobs]
 
 async def _all(workers):

@@ -7,14 +7,14 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
-from typing import Iterable, Iterator
+from typing import Iterable, Iterator, Mapping
 import numpy as np
 from ..records import Call, InputError, Rollout, Task
 from .tree import Tree, build_tree
 
 # %% auto #0
-__all__ = ['Example', 'shared_prefix', 'SFTData', 'sft_data', 'cut_calls', 'batch_at', 'prefix_share', 'Renamer', 'Draw',
-           'TaskSampler', 'patch_sampler', 'no_signal']
+__all__ = ['Example', 'shared_prefix', 'held_tasks', 'SFTData', 'sft_data', 'cut_calls', 'content', 'as_data', 'batch_at',
+           'prefix_share', 'Renamer', 'Draw', 'TaskSampler', 'patch_sampler', 'no_signal']
 
 # %% ../../nbs/34_learn.data.ipynb #54c80235
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,8 @@ def shared_prefix(prompts: list[np.ndarray]) -> int:
         if len(differ): n = int(differ[0])
     return max(n, 0)
 
-def _held(tasks, seed, share) -> set: # at least one task on each side
+def held_tasks(tasks: Iterable[str], seed: int, share: float) -> set:
+    "Ids of the tasks that are put aside: a share of them by a seeded hash, at least one on each side; 0: none."
     ranked = sorted(tasks, key=lambda t: hashlib.sha256(f'{seed}/{t}'.encode()).digest())
     return set(ranked[:min(max(round(share*len(ranked)), 1), len(ranked) - 1)]) if share else set()
 
@@ -89,7 +90,7 @@ def sft_data(rollouts: Iterable[Rollout], *,
     if min_score is not None: stage('score', [r for r in keep if r.reward >= min_score])
     trained = {r.rollout_id: cut_calls(build_tree(r.calls, train_roles=train_roles, max_leaves=max_leaves)) for r in keep}
     stage('tree', [replace(r, calls=trained[r.rollout_id]) for r in keep if trained[r.rollout_id]])
-    if dedup: stage('duplicates', list({_content(r): r for r in reversed(keep)}.values())[::-1])
+    if dedup: stage('duplicates', list({content(r): r for r in reversed(keep)}.values())[::-1])
     return _finish(keep, stages, heldout, seed, dict(min_score=min_score, dedup=dedup, heldout=heldout, train_roles=list(train_roles), seed=seed))
 
 # %% ../../nbs/34_learn.data.ipynb #50a7c52c
@@ -100,13 +101,20 @@ def cut_calls(tree: Tree) -> tuple[Call, ...]:
     kept = [cut(c, int(n)) for c, role, n in zip(tree.calls, tree.role_C, tree.kept_C) if role in tree.train_roles and n]  # of a cut reply: what the harness went on from
     return tuple(sorted(kept, key=lambda c: c.seq))
 
-def _content(r): return tuple((c.prompt_ids.tobytes(), c.output_ids.tobytes()) for c in r.calls)
+def content(r: Rollout) -> tuple:
+    "What an example is, token by token: equal for exact copies."
+    return tuple((c.prompt_ids.tobytes(), c.output_ids.tobytes()) for c in r.calls)
 
 def _finish(keep, stages, heldout, seed, options) -> SFTData:
-    prefix = {h: shared_prefix([c.prompt_ids for r in keep if r.harness == h for c in r.calls]) for h in sorted({r.harness for r in keep})}
     splits = dict(train=[], heldout=[]) if heldout else dict(train=[])
-    held = _held({r.task_id for r in keep}, seed, heldout)
-    for r in keep: splits['heldout' if r.task_id in held else 'train'].append(Example(r, prefix[r.harness]))
+    held = held_tasks({r.task_id for r in keep}, seed, heldout)
+    for r in keep: splits['heldout' if r.task_id in held else 'train'].append(r)
+    return as_data(splits, stages=stages, options=options)
+
+def as_data(splits: Mapping[str, list[Rollout]], **card) -> SFTData:
+    "Rollouts cut to their trained calls as data for SFT, with counts per split and a digest of all tokens on the card."
+    prefix = {h: shared_prefix([c.prompt_ids for rs in splits.values() for r in rs if r.harness == h for c in r.calls]) for h in sorted({r.harness for rs in splits.values() for r in rs})}
+    splits = {k: [Example(r, prefix[r.harness]) for r in rs] for k, rs in splits.items()}
     count = lambda es: dict(rollouts=len(es), tasks=len({e.rollout.task_id for e in es}), calls=sum(len(e.pairs) for e in es),
         trained_tokens=int(sum(e.tree().train_T.sum() for e in es)), harnesses=dict(sorted(Counter(e.rollout.harness for e in es).items())),
         mean_reward=float(np.mean([e.rollout.reward for e in es])) if es else None)
@@ -114,7 +122,7 @@ def _finish(keep, stages, heldout, seed, options) -> SFTData:
     for k, e in ((k, e) for k, es in splits.items() for e in es):
         h.update(f'{k} {e.rollout.task_id} {[(len(p), len(o)) for p, o in e.pairs]}'.encode())
         for x in (x for p in e.pairs for x in p): h.update(x.tobytes())
-    return SFTData(splits, dict(stages=stages, splits={k: count(v) for k, v in splits.items()}, shared_prefix=prefix, options=options, digest=h.hexdigest()))
+    return SFTData(splits, dict(card, splits={k: count(v) for k, v in splits.items()}, shared_prefix=prefix, digest=h.hexdigest()))
 
 # %% ../../nbs/34_learn.data.ipynb #e7eea7cc
 def batch_at(examples: list, size: int, step: int, seed: int = 0) -> list:

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['PORT', 'CAP', 'DOOR', 'ROOTS', 'HEAD', 'PUMP', 'frame', 'read_frame', 'digest', 'folder', 'create', 'put', 'walk',
-           'pieces', 'get', 'confine', 'become', 'Output', 'ooms', 'family', 'inmates', 'clear', 'Holder', 'cpu',
-           'follow', 'result', 'serve', 'quiet', 'relay_to', 'hold']
+           'pieces', 'get', 'confine', 'bind', 'become', 'Links', 'Output', 'ooms', 'family', 'inmates', 'clear',
+           'Holder', 'cpu', 'follow', 'result', 'serve', 'quiet', 'relay_to', 'hold']
 
 # %% ../../../nbs/20f_launch.sandbox.holder.ipynb #eddcb409
-import asyncio, base64, ctypes, hashlib, json, os, resource, signal, socket, stat, struct, sys, time
+import asyncio, base64, ctypes, errno, fcntl, hashlib, json, os, resource, select, signal, socket, stat, struct, sys, time
 from types import SimpleNamespace as NS
 
 PORT, CAP, DOOR = 8000, 4 << 20, '\0clawlab'  # where the model is; bytes kept of each output; the socket that pumps connect to
@@ -117,16 +117,24 @@ async def get(send, room, most=10_000):
     os.close(d)
     return {'files': files, 'left': left}
 
-# %% ../../../nbs/20f_launch.sandbox.holder.ipynb #87a36a03
-def confine(program):
-    "Bind this process to a filter of system calls (classic BPF); it needs no privileges, and gives up gaining any."
-    libc = ctypes.CDLL(None)
+# %% ../../../nbs/20f_launch.sandbox.holder.ipynb #c49ee90c
+def confine(program, flags=0):
+    "Bind this process to a filter of system calls (classic BPF); it needs no privileges, and gives up gaining any. With flag 8, returns the descriptor on which reported calls arrive."
+    libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(38, 1, 0, 0, 0)
     buf = ctypes.create_string_buffer(program, len(program))
     prog = ctypes.create_string_buffer(struct.pack('HxxxxxxQ', len(program)//8, ctypes.addressof(buf)), 16)
-    if libc.prctl(22, 2, prog, 0, 0): raise OSError('no filter of system calls')
+    if (fd := libc.syscall(317, 1, ctypes.c_ulong(flags), prog)) < 0: raise OSError(ctypes.get_errno(), 'no filter of system calls')
+    return fd
 
-def become(q, fds):
+def bind(filters, ear):
+    "Confine this process to the first filter, and send `ear` the descriptor on which its calls are reported; where the kernel reports none (before 5.0, gVisor), to the second."
+    first, second = map(base64.b64decode, filters)
+    try: fd = confine(first, 8)
+    except OSError: confine(second)
+    else: socket.send_fds(ear, [b'+'], [fd])
+
+def become(q, fds, ear):
     "In the forked child: turn into the program. Never returns."
     try:
         os.setsid()
@@ -137,10 +145,44 @@ def become(q, fds):
         signal.set_wakeup_fd(-1)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.chdir(q['cwd'])
-        if q['filter'] and os.uname().machine == 'x86_64': confine(base64.b64decode(q['filter']))
+        if q['filters'] and os.uname().machine == 'x86_64': bind(q['filters'], ear)
         os.execvpe(q['argv'][0], q['argv'], q['env'])
     except OSError as e: os.write(2, f'{q["argv"][0]}: {e.strerror}\n'.encode()); os._exit(126 + isinstance(e, FileNotFoundError))
     finally: os._exit(125)
+
+# %% ../../../nbs/20f_launch.sandbox.holder.ipynb #d2f22405
+class Links:
+    "Answers for each netlink socket of a run that is reported: `left` of them may be made, of kind ROUTE."
+    def __init__(self, ear, left):
+        self.left, self.fd, self.loop = left, ear.detach(), asyncio.get_running_loop()
+        self.loop.add_reader(self.fd, self.begin)
+
+    def begin(self):
+        "The program is about to start (or failed to) and sent, if anything, the descriptor for its reports."
+        with socket.socket(fileno=os.dup(self.fd)) as ear: _, fds, *_ = socket.recv_fds(ear, 1, 1)
+        self.close()
+        if fds: self.fd, = fds; os.set_inheritable(self.fd, False); self.loop.add_reader(self.fd, self.answer)
+
+    def answer(self):
+        p = select.poll(); p.register(self.fd, select.POLLIN)
+        if not any(e & select.POLLIN for _, e in p.poll(0)): return self.close()  # nobody is left under the filter
+        buf, no = bytearray(80), errno.EAFNOSUPPORT
+        try:
+            fcntl.ioctl(self.fd, 0xc0502100, buf)                       # SECCOMP_IOCTL_NOTIF_RECV
+            go = not struct.unpack_from('I', buf, 48)[0] and self.left  # the third argument: ROUTE is 0
+            self.left -= bool(go)
+            try:
+                if go: return self.say(buf, 0, 1)
+            except OSError as e:
+                if e.errno != errno.EINVAL: raise                       # a kernel that can't let it go on
+            self.say(buf, -no, 0)
+        except OSError as e:
+            if e.errno != errno.ENOENT: raise                           # ENOENT: the caller died meanwhile
+
+    def say(self, buf, error, go): fcntl.ioctl(self.fd, 0xc0182101, bytearray(struct.pack('QqiI', *struct.unpack_from('Q', buf), 0, error, go)))
+
+    def close(self):
+        if self.fd is not None: self.loop.remove_reader(self.fd); os.close(self.fd); self.fd = None
 
 # %% ../../../nbs/20f_launch.sandbox.holder.ipynb #c6aa87f2
 class Output:
@@ -209,9 +251,11 @@ class Holder:
         run = self.run = NS(name=q['run'], t=time.monotonic(), cpu=cpu(), ooms=ooms(), status=None, late=False, **{k: asyncio.Event() for k in ('ended', 'stop', 'over')})
         fd = os.memfd_create('stdin'); os.write(fd, stdin); os.lseek(fd, 0, 0)
         (out, out_w), (err, err_w) = os.pipe(), os.pipe()
+        ear, theirs = socket.socketpair()
         run.pid = os.fork()
-        if not run.pid: become(q, (fd, out_w, err_w))
+        if not run.pid: become(q, (fd, out_w, err_w), theirs)
         for f in (fd, out_w, err_w): os.close(f)
+        theirs.close(); run.links = Links(ear, q['links'])
         run.out, run.err = Output(out), Output(err)
         self.spawn(self.follow(run, q['timeout']))
         return run
@@ -233,7 +277,7 @@ async def follow(self, run, timeout):
     await clear(self.reap)
     await run.ended.wait()
     await asyncio.wait([run.out.done, run.err.done], timeout=5)
-    run.out.close(); run.err.close()
+    run.out.close(); run.err.close(); run.links.close()
     run.seconds = time.monotonic() - run.t
     run.over.set()
 Holder.follow = follow

@@ -4,7 +4,7 @@
 
 # %% ../../../nbs/20h_launch.sandbox.kubernetes.ipynb #4307bb64
 from __future__ import annotations
-import asyncio, base64, itertools, os, random, secrets, shutil, socket, threading, time, weakref
+import asyncio, base64, errno, itertools, os, random, secrets, shutil, socket, threading, time, weakref
 from collections import defaultdict
 from dataclasses import dataclass, replace
 import aiohttp, yaml
@@ -18,7 +18,7 @@ from .pods import Api, ApiError, AWAY, Fate, LABEL, OUTAGE, Place, Watch, manife
 # %% auto #0
 __all__ = ['START_S', 'PATIENCE_S', 'Channel', 'ask', 'Controller', 'the_controller', 'sweep_sockets', 'create', 'started',
            'explain', 'Made', 'door', 'bring_up', 'discard', 'claim', 'maker', 'ahead', 'empty', 'Kubernetes', 'join',
-           'attempt', 'Ended', 'request', 'filter_inside', 'exec', 'ended', 'put', 'get', 'spawn', 'give_up', 'stop',
+           'attempt', 'Ended', 'request', 'filters_inside', 'exec', 'ended', 'put', 'get', 'spawn', 'give_up', 'stop',
            'make', 'probe', 'sweep', 'serves', 'dry_run']
 
 # %% ../../../nbs/20h_launch.sandbox.kubernetes.ipynb #9b62c0f7
@@ -298,10 +298,11 @@ async def request(self: Kubernetes, head: dict, body=()) -> tuple[dict, list[byt
 Kubernetes.request = request
 
 # %% ../../../nbs/20h_launch.sandbox.kubernetes.ipynb #14e643a4
-def filter_inside() -> str:
-    "bubblewrap's filter of system calls, without the rules that report to a keeper."
-    deny = [r for r in keeper.rules() + keeper.rules_inside() if r[1] != keeper.NOTIFY]
-    return base64.b64encode(keeper.assemble(deny)).decode()
+def filters_inside() -> list[str]:
+    "bubblewrap's filter of system calls, without the rules that tell of signals; and for kernels that don't report calls, one that refuses netlink sockets."
+    keep = [r for r in keeper.rules() + keeper.rules_inside() if r[1] != keeper.NOTIFY or r[0] == keeper.SOCKET]
+    deaf = [(nr, keeper.fail(errno.EAFNOSUPPORT) if what == keeper.NOTIFY else what, *r) for nr, what, *r in keep]
+    return [base64.b64encode(keeper.assemble(r)).decode() for r in (keep, deaf)]
 
 async def exec(self: Kubernetes, argv, env=None, cwd=None, timeout=None, stdin=b'', readonly_binds=()) -> Exec:
     "Run a program in the sandbox to its end, or to `timeout` seconds (default: the limit); its children end with it."
@@ -309,7 +310,7 @@ async def exec(self: Kubernetes, argv, env=None, cwd=None, timeout=None, stdin=b
     argv, env = list(map(str, argv)), {**ENV, **{k: str(v) for k, v in (env or {}).items()}}
     if any('\0' in x for x in (*argv, *env, *env.values())): raise InputError('a NUL character in the command or environment of a sandbox')
     run = secrets.token_hex(8)
-    q = dict(op='run', run=run, argv=argv, env=env, cwd=os.path.normpath(os.path.join(WORKSPACE, cwd or '.')), timeout=timeout or self.limits.seconds, filter=filter_inside())
+    q = dict(op='run', run=run, argv=argv, env=env, cwd=os.path.normpath(os.path.join(WORKSPACE, cwd or '.')), timeout=timeout or self.limits.seconds, filters=filters_inside(), links=keeper.LINKS)
     async with self.busy:
         try: head, body = await self.request(q, (stdin,))
         except Ended as e:
