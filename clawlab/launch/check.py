@@ -105,7 +105,7 @@ class Played:
     ex: Exec
     files: dict[str, bytes]
     calls: list[Call]
-    refused: int            # requests that the proxy turned away
+    foreign: int            # requests to the proxy without the session's key, or with another
     start_s: float | None   # from the start of the program to its first model call
 
 async def play(h: Harness, word: str, *, proxy: Proxy, backend: str, limits: Limits) -> Played:
@@ -116,7 +116,7 @@ async def play(h: Harness, word: str, *, proxy: Proxy, backend: str, limits: Lim
         try: ex, files, _ = await run_harness(task, w, s, proxy, backend, limits)
         finally: calls = list(await proxy.close_session(s.session_id))
         first = min((c.t_start for c in calls), default=None)
-        return Played(ex, files, calls, sum(s.stats.refused.values()), first - w.begun[0] if first and isinstance(w, Watched) else None)
+        return Played(ex, files, calls, s.stats.refused[401] + s.stats.refused[403], first - w.begun[0] if first and isinstance(w, Watched) else None)
 
 # %% ../../nbs/24b_launch.check.ipynb #e51d4b16
 def looked_at(h: Harness, word: str, p: Played) -> dict:
@@ -130,7 +130,7 @@ def looked_at(h: Harness, word: str, p: Played) -> dict:
     wrong = {f'outcome {outcome} ({reason})': outcome != 'ok', 'the command of its tool had no effect': p.files.get('n.txt', b'').strip() != b'3',
              'a failed command is not in the next prompt': 'No such file' not in text, 'its skill is not in the prompt': row['skill'] is False,
              'the tool of the task was not called' if not heard else 'the tool of the task is not offered natively': not heard or row['mcp'] is False,
-             f'{p.refused} requests refused by the proxy': p.refused, f'{net} attempts to reach something else': net}
+             f'{p.foreign} requests without the key': p.foreign, f'{net} attempts to reach something else': net}
     return row | dict(problems=[k for k, v in wrong.items() if v] + differs(h, p.calls))
 
 # %% ../../nbs/24b_launch.check.ipynb #ab13e9a3
