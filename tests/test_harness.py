@@ -161,6 +161,16 @@ def test_hermes_and_nanobot_are_told_window_address_and_key():
             assert 'sk-7' not in ''.join([*argv, *files.values()]) and any(a.endswith('=-x {api_key}') for a in argv) and h.session['max_calls'] == 100
             assert server == (None if h == load(name) else {'command': '/usr/bin/python3', 'args': ['-I', '-S', '/home/agent/.tools/run.py', 'mcp']})
 
+@pytest.mark.parametrize('name', ['zeroclaw', 'openai-compatible'])
+def test_harnesses_that_are_only_described_say_so_in_one_line(name):
+    h = load(name)
+    argv, env, files = h.command('do {model}', 'policy', 'http://127.0.0.1:1/s/x/', 'sk-7')
+    assert argv[-1] == 'do {model}' and 'sk-7' in env.values() and 'sk-7' not in ''.join([*argv, *files.values()])
+    for t in files.values(): assert tomllib.loads(t)['default_provider'] == 'custom:http://127.0.0.1:1/s/x/v1'
+    assert not h.installed and '\n' not in h.absent
+    for use in (lambda: h.binds, lambda: harness.install(name)):
+        with pytest.raises(InputError, match='never run here'): use()
+
 def test_S46_claude_code_is_no_root_and_is_told_of_its_sandbox():
     "It refuses to skip permissions as root; inside, everybody is uid 1000 (see `the_same_view_in_every_rollout`)."
     for name in ('claude-code', 'claude-code:full'):

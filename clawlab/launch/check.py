@@ -105,7 +105,7 @@ class Played:
     ex: Exec
     files: dict[str, bytes]
     calls: list[Call]
-    refused: int            # requests that the proxy turned away
+    refused: int            # requests that the proxy turned away, but for questions after what it doesn't have (404)
     start_s: float | None   # from the start of the program to its first model call
 
 async def play(h: Harness, word: str, *, proxy: Proxy, backend: str, limits: Limits) -> Played:
@@ -116,7 +116,7 @@ async def play(h: Harness, word: str, *, proxy: Proxy, backend: str, limits: Lim
         try: ex, files, _ = await run_harness(task, w, s, proxy, backend, limits)
         finally: calls = list(await proxy.close_session(s.session_id))
         first = min((c.t_start for c in calls), default=None)
-        return Played(ex, files, calls, sum(s.stats.refused.values()), first - w.begun[0] if first and isinstance(w, Watched) else None)
+        return Played(ex, files, calls, sum(n for status, n in s.stats.refused.items() if status != 404), first - w.begun[0] if first and isinstance(w, Watched) else None)
 
 # %% ../../nbs/24b_launch.check.ipynb #e51d4b16
 def looked_at(h: Harness, word: str, p: Played) -> dict:
