@@ -11,13 +11,15 @@ from typing import Annotated, Optional
 import typer
 from .records import ClawlabError, InputError, home, repo_root, setting
 from .study.commands import Heat, Most, Seed, emit, eval_, export, make_engine, real, say, train_app, try_, whole
+from .study.datacommands import data_app
 from .study.harnesscommands import harness_app, known_harnesses
 from .study.synthcommands import tasks_synthesize
+from .study.taskcommands import tasks_check, tasks_convert, tasks_formats, tasks_show
 
 # %% auto #0
 __all__ = ['app', 'tasks_app', 'sandbox_app', 'bench_app', 'store_app', 'pairs', 'one_line', 'main', 'study', 'table', 'rollout',
-           'laboratory', 'admin_socket', 'proxy', 'tree', 'store_verify', 'store_gc', 'tasks_check', 'bench_install',
-           'bench_proxy_', 'bench_store', 'bench_forest_', 'bench_tree_', 'bench_sandbox_', 'sandbox_sweep', 'doctor']
+           'laboratory', 'admin_socket', 'proxy', 'tree', 'store_verify', 'store_gc', 'bench_install', 'bench_proxy_',
+           'bench_store', 'bench_forest_', 'bench_tree_', 'bench_sandbox_', 'sandbox_sweep', 'doctor']
 
 # %% ../nbs/90_cli.ipynb #8402dd63
 app = typer.Typer(name='clawlab', help='Train language models inside the agent harnesses they are deployed in.', no_args_is_help=True, add_completion=False,
@@ -240,26 +242,6 @@ def store_gc(store: Annotated[str, typer.Argument(help='sqlite:///FILE, FILE or 
     with Store.open(store, create=False) as st: d = st.gc()
     say(f"clawlab: {d['bytes']:,} bytes freed"); emit(d)
 
-# %% ../nbs/90_cli.ipynb #27346ddd
-@tasks_app.command('check')
-def tasks_check(suite: Annotated[str, typer.Argument(metavar='DIR', help='A task suite: a folder, or a name in experiments/tasks')],
-                split: Annotated[Optional[str], typer.Option(help='Only this split')] = None, n: Annotated[Optional[int], whole(least=1, help='Only so many, balanced over families')] = None,
-                sandbox: Annotated[str, typer.Option(help='bwrap | podman | kubernetes | process (no isolation)')] = ''):
-    "Prove that every verifier fails on the untouched and on the empty workspace and passes on the solution."
-    from clawlab.launch.grading import check_suite
-    from clawlab.launch.sandbox.base import probe
-    from clawlab.launch.tasks import load_suite, overlap, select
-    suite_tasks = load_suite(suite); chosen = select(suite_tasks, split=split, n=n); backend = sandbox or setting('sandbox', 'backend')
-    async def go():
-        if why := await probe(backend): raise InputError(f'sandbox {backend}: {why}')
-        return await check_suite(chosen, backend)
-    bad, by = asyncio.run(go()), {s: [t for t in suite_tasks.values() if t.split == s] for s in ('train', 'validation', 'test')}
-    shared = {f'{a}/{b}': overlap(by[a], by[b]) for a, b in (('train', 'test'), ('train', 'validation'), ('validation', 'test')) if by[a] and by[b]}
-    for t, problems in bad.items(): say(f'{t}: {"; ".join(problems)}')
-    emit(dict(suite=suite, tasks=len(chosen), broken=bad, overlap=shared, ok=not bad and not any(shared.values())))
-    if bad: raise InputError(f'{len(bad)} of {len(chosen)} tasks are broken; first: {next(iter(bad))}: {next(iter(bad.values()))[0]}')
-    if any(shared.values()): raise InputError(f'splits overlap: {shared}')
-
 # %% ../nbs/90_cli.ipynb #ea2e344c
 def _measured(name: str, rows: list[dict], goals: dict, metrics: list[str], out: str | Path | None):
     from clawlab.study.bench import result, table, why_missing
@@ -363,8 +345,8 @@ async def _doctor() -> list[dict]:
     row('python', sys.version_info >= (3, 11), platform.python_version())
     for p in ('torch', 'transformers', 'tokenizers', 'aiohttp', 'papermill'): row(p, True, version(p))
     why = await probe(b := setting('sandbox', 'backend')); row(f'sandbox {b}', not why, why or 'isolated, probed for real')
-    for n in known_harnesses():
-        h = load(n); row(f'harness {n}', h.installed, h.version if h.installed else f'clawlab harness install {n}' if h.spec.tried else 'described, never run here')
+    for n in known_harnesses():  # each is wanted by some
+        h = load(n); row(f'harness {n}', True, h.version if h.installed else f'not installed: clawlab harness install {n}' if h.spec.tried else 'described, never run here')
     for what, d in (('cache folder', home()), ('reports folder', repo_root()/'reports')):
         try:
             d.mkdir(exist_ok=True)
@@ -375,7 +357,8 @@ async def _doctor() -> list[dict]:
 
 # %% ../nbs/90_cli.ipynb #20ac52bd
 app.add_typer(train_app, name='train')
-tasks_app.command('synthesize')(tasks_synthesize)
+app.add_typer(data_app, name='data')
+for _name, _command in dict(check=tasks_check, convert=tasks_convert, show=tasks_show, formats=tasks_formats, synthesize=tasks_synthesize).items(): tasks_app.command(_name)(_command)
 for _name, _f in dict(eval=eval_, export=export, **{'try': try_}).items(): app.command(_name)(_f)
 
 # %% ../nbs/90_cli.ipynb #0f69d6bf
