@@ -147,12 +147,6 @@ def test_rollout_then_tree(tmp_path):
     t = json.loads(out.splitlines()[-1])
     assert code == 0 and t['expand_exact'] and t['rollouts'] == 4 and t['trained'] == t['sampled'] - t['shared'] and 'react' in (tmp_path/'tree.html').read_text()
 
-@pytest.mark.harness
-def test_installed_harnesses_conform(capfd):
-    assert main(['harness', 'list']) == 0
-    here = [h['name'] for h in json.loads(capfd.readouterr().out.splitlines()[-1])['harnesses'] if h['installed']]
-    assert main(['harness', 'check', *here]) == 0 and json.loads(capfd.readouterr().out.splitlines()[-1])['ok']
-
 def test_proxy_serves_an_open_session_until_interrupted(tmp_path):
     "A call at work is cut and recorded; nobody waits for it."
     (tmp_path/'s.jsonl').write_text('{"text": "Hello."}\n{"text": "zz", "delay_s": 120, "match": "slow"}\n')

@@ -159,7 +159,7 @@ async def grade(task: Task,
 # %% ../../nbs/23_launch.grading.ipynb #a00ea601
 PASS = 0.75 # a score from which a task counts as solved (algorithms: the SFT filter's default)
 
-def _ways(t: Task) -> dict[str, tuple[str, ...]]: return {'solution': t.steps} | ({'habit': t.habit} if t.habit else {})
+def _ways(t: Task) -> dict[str, tuple[str, ...]]: return {w: s for w, s in (('solution', t.steps), ('habit', t.habit)) if s}  # a converted task may come without a solution
 
 def _line(step, at: str) -> str:
     "A step as a line of shell; a call of a task's own tool by the command that lies `at` a folder, and once more where it is made to fail."
@@ -198,7 +198,7 @@ def _verdict(name: str, s: Score) -> str:
 
 def _spaces(t: Task, played) -> dict[str, dict]:
     "The workspaces that a verifier is tried on, by name."
-    paths = sorted({*t.files, *played['solution']})
+    paths = sorted({*t.files, *played.get('solution', ())})
     return {'untouched': start_files(t), 'empty': {}, **played, 'junk': {p: bytes(range(256)) for p in paths}, 'folders': {f'{p}/x': b'' for p in paths}}
 
 async def _check(tasks: list[Task], backend: str) -> list[list[str]]:
