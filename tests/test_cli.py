@@ -125,7 +125,7 @@ def test_task_whose_verifier_is_always_pleased(capfd, tmp_path):
 
 def test_good_task(capfd, tmp_path):
     assert main(['tasks', 'check', str(suite(tmp_path)), '--sandbox', 'process']) == 0
-    assert json.loads(capfd.readouterr().out.splitlines()[-1]) == dict(suite=str(tmp_path/'suite'), tasks=1, broken={}, overlap={}, ok=True)
+    assert json.loads(capfd.readouterr().out.splitlines()[-1]) == dict(suite=str(tmp_path/'suite'), tasks=1, broken={}, overlap={}, unsolved=0, judged=0, ok=True)
 
 def test_pairs():
     assert pairs(['study', 'x', '-p', 'a', '1', '-p', 'b=2', '--preset', 'nano']) == ['study', 'x', '-p', 'a=1', '-p', 'b=2', '--preset', 'nano']
