@@ -13,7 +13,7 @@ from clawlab.launch.harness import known, load, read_spec
 from clawlab.launch.sandbox.base import Limits, make_sandbox, probe
 
 WHY = asyncio.run(probe('bwrap'))
-NAMES = ['react', 'react:stream', 'claude-code', 'hermes', 'nanobot', 'mini-swe-agent', 'mini-swe-agent:litellm', 'qwen-code', 'opencode']
+NAMES = ['react', 'react:stream', 'claude-code', 'mini-swe-agent', 'mini-swe-agent:litellm', *(pytest.param(n, marks=pytest.mark.slow) for n in ('hermes', 'nanobot', 'qwen-code', 'opencode'))]
 SHELL = {'anthropic': ('Bash', {}), 'qwen-code': ('run_shell_command', {'is_background': False}), 'opencode': ('bash', {'description': 'x'}), 'hermes': ('terminal', {}), 'nanobot': ('exec', {})}
 SHIPPED = known()
 SUBMIT = 'echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT'
@@ -66,7 +66,7 @@ async def test_conformance(name, tmp_path):
     assert '3' in seen and 'No such file' in seen
 
 @pytest.mark.harness
-@pytest.mark.parametrize('name', [n for n in NAMES if 'litellm' not in n])
+@pytest.mark.parametrize('name', [n for n in NAMES if n != 'mini-swe-agent:litellm'])
 async def test_turn_limit(name, tmp_path):
     h = get(name)
     h = replace(h, spec=h.spec.model_copy(update=dict(turns=3)))

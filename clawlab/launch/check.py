@@ -157,7 +157,7 @@ async def check(names: list[str], suite: dict[str, Task] | None = None, # whose 
                ) -> list[dict]:                # a row each: `ok` is None where nothing could be run
     "Checks harnesses in turn. `InputError` for an unknown name or a sandbox that can't be had."
     from clawlab.launch.tasks import select
-    hs, tasks, word = [load(x) for x in names], list(select(suite, n=n).values()) if suite and n else [], 'w' + secrets.token_hex(6)
+    hs, tasks, word = [load(x) for x in names], select(suite, n=n) if suite and n else [], 'w' + secrets.token_hex(6)
     if why := await probe(backend): raise InputError(f'sandbox {backend}: {why}')
     rows = []
     with tempfile.TemporaryDirectory() as tmp, Store.open(f'{tmp}/calls.db') as store:
