@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from clawlab.cli import main
-from clawlab.records import EngineError, InputError
+from clawlab.records import EngineError, InputError, Rollout
+from clawlab.capture.engines.oracle import OracleEngine
 from clawlab.launch import propose, synthesis
 from clawlab.launch.grading import check_suite
 from clawlab.launch.propose import CATEGORIES, Draft, Endpoint, Idea, ModelProposer, Refused, seed_of
 from clawlab.launch.sandbox.base import probe
-from clawlab.launch.synthesis import Ledger, Plan, Synthesis, built, leaks, mentioned, synthesize, tricks, unfit
+from clawlab.launch.synthesis import Lab, Ledger, Plan, Synthesis, built, leaks, mentioned, synthesize, tricks, unfit
 from clawlab.launch.tasks import load_suite, overlap
 from clawlab.launch.templates import FAULTS, IDEA_FAULTS, TASK_FAULTS, TEMPLATES, TemplateProposer
 
@@ -104,6 +105,33 @@ def test_the_trivial_agent_uses_names_only():
     assert mentioned(t) == ['jobs.txt', 'notes/old.md', 'out/due.txt'] and set(tricks(t)) == {'touch', 'echo', 'pour'}
     assert tricks(replace(t, instruction='Do what is to be done here.')) == {'nothing': 'true'}
     assert 'jobs.txt' not in tricks(t)['pour'].split(';')[0]
+
+HOSTILE = {'leaves': (dict(verify='import os\ndef verify(w, e): os._exit(0)'), 'verifier'), 'forges': (dict(verify='import os\ndef verify(w, e):\n for f in range(3, 20):\n  try: os.write(f, b"1.0")\n  except OSError: pass\n return 1.0'), 'verifier'),
+           'recursion': (dict(verify='def verify(w, e): return verify(w, e)'), 'verifier'), 'more than all': (dict(verify='def verify(w, e): return 2'), 'verifier'), 'kills': (dict(steps=['kill -9 -1', 'true']), 'unsolvable'), 'habit is right': (dict(habit=drafted(1).steps), 'lenient'),
+           'names': (dict(files={**drafted(1).files, '-rf': 'x', 'a\nb': 'y', "it's $(id)": 'q', 'solution/é': 's'}), None)}
+@bwrap
+@pytest.mark.parametrize('what', HOSTILE)
+async def test_what_a_model_writes_ends_in_a_reason(what):
+    kw, reason = HOSTILE[what]
+    try: assert await synthesis.sound(task(1, **kw), 'bwrap') == reason
+    except Refused as e: assert e.reason == reason, e
+
+@pytest.mark.parametrize('kw,engine,reason', [(dict(solver='idle'), lambda ts: OracleEngine({k: replace(t, steps=('true',), habit=()) for k, t in ts.items()}), 'hard'), (dict(weak='wise'), OracleEngine, 'trivial'), (dict(solver='wise', weak='none'), OracleEngine, None)])
+async def test_any_engine_may_be_the_solver_or_the_one_that_must_not_solve_it(tmp_path, kw, engine, reason):
+    plan = Plan(k=2, wrong=0, refine=0, wave=1, **kw)
+    s = await synthesize(tmp_path, 1, TemplateProposer(0), plan, most=1, engine=lambda name, ts: engine(dict(ts)), **quick)
+    assert (s.ledger.refusal(0, 0) or {}).get('reason') == reason and (not reason or plan.solver in s.ledger.refusal(0, 0)['detail'] or plan.weak in s.ledger.refusal(0, 0)['detail'])
+    assert reason or s.ledger.passed(0)['rate'] == 1 and 'weak' not in s.ledger.passed(0)
+
+async def test_a_failure_of_the_laboratory_is_no_fault_of_the_task():
+    lab = Lab(None, 'process')
+    def ran(outcome, why='', reward=None): return [Rollout('r', 't', 'react', outcome='ok', reward=1.), Rollout('r', 't', 'react', outcome=outcome, dropped_reason=why, reward=reward)]
+    assert await lab.scores(ran('timeout', reward=0.)) == [1, 0]
+    with pytest.raises(EngineError, match='the engine failed'): await lab.scores(ran('infra_fail', 'the engine failed'))
+    for outcome, reason in (('grader_fail', 'verifier'), ('infra_fail', 'environment')):
+        with pytest.raises(Refused) as e: await lab.scores(ran(outcome, 'sandbox: no room'))
+        assert e.value.reason == reason
+    with pytest.raises(InputError, match='unknown sandbox'): await Lab(None, 'chroot').scores(ran('infra_fail', 'x'))
 
 # The ledger
 

@@ -203,7 +203,7 @@ async def sound(task: Task, backend: str) -> None:
 def mentioned(task: Task) -> list[str]:
     "Paths in the instruction: words that look like a file's name, and files that are there."
     words = [w.strip('.,;:!?()[]{}`"\'') for w in task.instruction.split()]
-    return [w for w in dict.fromkeys(words) if re.fullmatch(r'[\w-][\w./-]*', w) and '..' not in w and not w.endswith('/') and (re.search(r'\.[a-z]\w*$|/', w) or w in task.files)]
+    return [w for w in dict.fromkeys(words) if re.fullmatch(r'[\w-][\w./-]*', w) and '..' not in w and not w.endswith('/') and (re.search(r'\w\w\.[a-z]\w*$|/', w) or w in task.files)]
 
 def tricks(task: Task) -> dict[str, str]:
     "What an agent does that only looks at names: one command for each trick."
@@ -261,7 +261,7 @@ def _why(rollouts) -> str: return ', '.join(dict.fromkeys(f'{r.outcome} {r.meta.
 async def solve(tasks: dict[str, Task], # by the name of the candidate's round
                 plan: Plan, lab: Lab) -> dict[str, dict | Refused]:
     "What the attempts gave for each task, or why it is refused."
-    found: dict = {n: {} for n in tasks}
+    found, by_id = {n: {} for n in tasks}, {t.task_id: t for t in tasks.values()}
     async def play(part, engine, jobs):
         got = await lab.attempts([j for js in jobs.values() for j in js], engine) if jobs else {}
         for n in jobs:
@@ -274,10 +274,9 @@ async def solve(tasks: dict[str, Task], # by the name of the candidate's round
             said = dict(zip(tricks(tasks[n]), scores)); best = max(said, key=said.get)
             found[n] = Refused('trivial', f'{best}: scores {said[best]:.3g}') if said[best] >= PASS else dict(weak=said)
     elif plan.weak != 'none':
-        async for n, scores, _ in play('weak', lab.made(plan.weak, tasks), wanted('weak', tasks)):
+        async for n, scores, _ in play('weak', lab.made(plan.weak, by_id), wanted('weak', tasks)):
             found[n] = Refused('trivial', f'{plan.weak} passes {plan.k} of {plan.k}') if min(scores) >= PASS else dict(weak=scores)
     def left(): return [n for n in tasks if isinstance(found[n], dict)]
-    by_id = {t.task_id: t for t in tasks.values()}
     async for n, scores, _ in play('solver', OracleEngine(by_id, wrong=plan.wrong) if plan.solver == 'oracle' else lab.made(plan.solver, by_id), wanted('solver', left())):
         found[n] |= dict(solver=scores, rate=sum(s >= PASS for s in scores)/plan.k)
     async for n, scores, why in play('reference', OracleEngine(by_id), wanted('reference', [n for n in left() if not found[n]['rate']])):

@@ -216,7 +216,7 @@ def _step(files: dict[str, str | bytes], root: str) -> str:
         else: out.append(f"cat > {at} <<'END_OF_FILE'\n{c.rstrip(chr(10))}\nEND_OF_FILE\n" + f"sed -i -E -e {shlex.quote(_sed(root))}\"$PWD\"{shlex.quote(_sed('', 1))} -e 's#/solution([^[:alnum:]_-]|$)#/tmp/solution\\1#g' {at}")
     return '\n'.join([*out, 'bash /tmp/solution/solve.sh'])
 
-def _sed(root: str, end=0) -> str: return r'\2#g' if end else r's#(^|[^[:alnum:]_./~}-])' + re.escape(root) + r'($|[^[:alnum:]_-])#\1'
+def _sed(root: str, end=0) -> str: return r'\2#g' if end else r's#(^|[^[:alnum:]_./~}])' + re.escape(root) + r'($|[^[:alnum:]_-])#\1'
 
 def _mb(v) -> int:
     "MiB of '2G', '512M' or a number of MiB."
@@ -286,7 +286,7 @@ def _load(folder: Path) -> Loaded: return gather(((d.name, d) for d in _tasks(fo
 def _detect(folder: Path) -> bool: return any((d/'instruction.md').is_file() or (d/'tests').is_dir() for d in _tasks(folder)[:8])
 
 # %% ../../../nbs/22e_launch.formats.harbor.ipynb #e4107c7a
-TEST = '#!/bin/bash\nset -euo pipefail\nmkdir -p /logs/verifier\nsaid=$(python3 /tests/check.py "${APP:-@root@}" .openclaw .venv)\ntail -n 1 <<< "$said" > /logs/verifier/reward.txt\n'
+TEST = '#!/bin/bash\nset -euo pipefail\nmkdir -p /logs/verifier\nsaid=$(python3 /tests/check.py @root@ .openclaw .venv)\ntail -n 1 <<< "$said" > /logs/verifier/reward.txt\n'
 
 def _toml(t: Task) -> str:
     "task.toml; strings of TOML are those of JSON."
