@@ -4,7 +4,7 @@
 
 # %% ../../nbs/22_launch.tasks.ipynb #f33b1d1a
 from __future__ import annotations
-import ast, base64, json, os, random, shutil
+import ast, base64, importlib, json, os, random, shutil, sys
 from dataclasses import fields
 from pathlib import Path, PurePosixPath
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -100,14 +100,21 @@ def _source(f: Path, defines: str = '') -> str:
     return src
 
 # %% ../../nbs/22_launch.tasks.ipynb #271974d1
-def load_suite(suite: str | Path # a folder, or the name of a suite that ships in `experiments/tasks`
+def _foreign(d: Path, name: str, loaded) -> dict[str, Task]:
+    "Tasks in somebody else's layout, as a suite; a line on stderr if not all of them can be used."
+    if r := loaded.refused: print(f'clawlab: {d}: {len(r)} of {len(r) + len(loaded.tasks)} {name} tasks can\'t be used here; first: {(k := next(iter(r)))}: {r[k]}', file=sys.stderr)
+    return {t.task_id: t for t in loaded.tasks}
+
+def load_suite(suite: str | Path # a folder, ours or in a layout of others; or the name of a suite that ships in `experiments/tasks`
               ) -> dict[str, Task]: # task_id -> Task, in file order
     "Every task of a suite; `InputError` with one line for anything broken."
     d = Path(suite)
     if not d.is_dir() and d.name == str(suite): d = repo_root()/'experiments'/'tasks'/d
     if not d.is_dir(): raise InputError(f'no task suite {suite}: not a folder, and not in experiments/tasks')
     found = [(s, d/f'{s}.jsonl') for s in SPLITS if (d/f'{s}.jsonl').is_file()]
-    if not found: raise InputError(f'{d}: no {", ".join(f"{s}.jsonl" for s in SPLITS)} in this folder')
+    if not found or not (d/'verify.py').is_file():
+        other = importlib.import_module('clawlab.launch.formats.convert')  # a room above, like the backends
+        if not found or other.detect(d): return _foreign(d, *other.load_any(d))
     verifier, toolset, tasks = _source(d/'verify.py', 'verify'), _source(d/'tools.py') if (d/'tools.py').is_file() else '', {}
     for split, f in found:
         for i, text in enumerate(f.read_bytes().split(b'\n'), 1):
