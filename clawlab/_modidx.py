@@ -2257,6 +2257,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                           'clawlab.launch.synthesis.built': ('launch.synthesis.html#built', 'clawlab/launch/synthesis.py'),
                                           'clawlab.launch.synthesis.counted': ( 'launch.synthesis.html#counted',
                                                                                 'clawlab/launch/synthesis.py'),
+                                          'clawlab.launch.synthesis.funnel': ( 'launch.synthesis.html#funnel',
+                                                                               'clawlab/launch/synthesis.py'),
                                           'clawlab.launch.synthesis.indices': ( 'launch.synthesis.html#indices',
                                                                                 'clawlab/launch/synthesis.py'),
                                           'clawlab.launch.synthesis.last': ('launch.synthesis.html#last', 'clawlab/launch/synthesis.py'),
