@@ -11,20 +11,22 @@ from typing import Annotated, Optional
 import typer
 from .records import ClawlabError, InputError, home, repo_root, setting
 from .study.commands import Heat, Most, Seed, emit, eval_, export, make_engine, real, say, train_app, try_, whole
+from .study.datacommands import data_app
+from .study.harnesscommands import harness_app, known_harnesses
 from .study.synthcommands import tasks_synthesize
 from .study.taskcommands import tasks_check, tasks_convert, tasks_formats, tasks_show
 
 # %% auto #0
-__all__ = ['app', 'tasks_app', 'harness_app', 'sandbox_app', 'bench_app', 'store_app', 'pairs', 'one_line', 'main', 'study',
-           'table', 'rollout', 'laboratory', 'admin_socket', 'proxy', 'tree', 'store_verify', 'store_gc',
-           'known_harnesses', 'harness_list', 'harness_install', 'harness_image', 'harness_check', 'bench_install',
-           'bench_proxy_', 'bench_store', 'bench_forest_', 'bench_tree_', 'bench_sandbox_', 'sandbox_sweep', 'doctor']
+__all__ = ['app', 'tasks_app', 'sandbox_app', 'bench_app', 'store_app', 'pairs', 'one_line', 'main', 'study', 'table', 'rollout',
+           'laboratory', 'admin_socket', 'proxy', 'tree', 'store_verify', 'store_gc', 'bench_install', 'bench_proxy_',
+           'bench_store', 'bench_forest_', 'bench_tree_', 'bench_sandbox_', 'sandbox_sweep', 'doctor']
 
 # %% ../nbs/90_cli.ipynb #8402dd63
 app = typer.Typer(name='clawlab', help='Train language models inside the agent harnesses they are deployed in.', no_args_is_help=True, add_completion=False,
                   pretty_exceptions_enable=False, rich_markup_mode=None)
 _sub = lambda name, text: (t := typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None), app.add_typer(t, name=name))[0]
-tasks_app, harness_app, sandbox_app = _sub('tasks', 'Task suites.'), _sub('harness', 'Agent harnesses.'), _sub('sandbox', 'Sandboxes.')
+tasks_app, sandbox_app = _sub('tasks', 'Task suites.'), _sub('sandbox', 'Sandboxes.')
+app.add_typer(harness_app, name='harness')
 bench_app = _sub('bench', 'Measurements, beside other systems where there are any.')
 store_app = _sub('store', 'Stores of captured calls.')
 
@@ -172,7 +174,7 @@ async def _proxy(engine, store, port, host, suite, task, open_, max_tokens, temp
     from clawlab.capture.engines.base import Sampling
     from clawlab.launch.tasks import load_suite
     from clawlab.records import Rollout
-    import secrets, time
+    import secrets
     tasks = load_suite(suite) if suite else None
     if task and task not in (tasks or {}): raise InputError(f'no task {task!r} in the suite {suite}' if suite else 'a task needs the suite it is from: name one with --tasks')
     async with laboratory(make_engine(engine, tasks), store, host, port, sampling=Sampling(temperature=temperature, max_tokens=max_tokens), log_file=log) as (p, st):
@@ -239,83 +241,6 @@ def store_gc(store: Annotated[str, typer.Argument(help='sqlite:///FILE, FILE or 
     from clawlab.capture.store import Store
     with Store.open(store, create=False) as st: d = st.gc()
     say(f"clawlab: {d['bytes']:,} bytes freed"); emit(d)
-
-# %% ../nbs/90_cli.ipynb #6d25b675
-def known_harnesses() -> list[str]:
-    "Names of the harnesses that this project describes."
-    from clawlab.launch.harness import known
-    return known()
-
-@harness_app.command('list')
-def harness_list():
-    "Known harnesses, their pinned versions, and whether they are installed."
-    from clawlab.launch.harness import load
-    hs = [load(n) for n in known_harnesses()]
-    for h in hs: say(f"{h.name:18} {h.version:12} {'installed' if h.installed else 'not installed' if h.spec.tried else 'described, never run here'}")
-    emit(dict(harnesses=[dict(name=h.name, version=h.version, installed=h.installed, tried=h.spec.tried) for h in hs]))
-
-@harness_app.command('install')
-def harness_install(names: Annotated[list[str], typer.Argument(help='Names, or `all`')]):
-    "Install pinned harnesses; one that is there already costs nothing."
-    from clawlab.launch.harness import install, load
-    for n in (names := [n for n in known_harnesses() if load(n).spec.tried] if names == ['all'] else names): load(n)  # unknown names first, before anything is installed
-    done = []
-    for n in names: say(f'clawlab: harness {n}'); install(n); done.append(load(n))
-    emit(dict(installed=[dict(name=h.name, version=h.version, installed=h.installed) for h in done]))
-
-# %% ../nbs/90_cli.ipynb #b8aeac8f
-@harness_app.command('image')
-def harness_image(names: Annotated[list[str], typer.Argument(help='Harnesses (a variant too: claude-code:screen), `base`, `screen`, or `all`')],
-                  on: Annotated[str, typer.Option(help='Another of these images to stand on, e.g. screen')] = '',
-                  archive: Annotated[bool, typer.Option('--archive', help='Also write a docker-archive: for `tests/cluster/cluster load`, `podman load`, `skopeo copy docker-archive:FILE docker://REGISTRY/...`')] = False,
-                  cached: Annotated[bool, typer.Option('--cached', help='Build nothing: say which are here')] = False):
-    """Build container images with podman: Debian, and in it the installed, pinned program.
-
-    With `image = localhost/clawlab/{harness}:{tag}` under [sandbox] in settings.ini, podman sandboxes start from them, each harness from its own and its verifier from `base`; [kubernetes] takes the same pattern with a registry's address.
-
-    GB: base 0.2 and react the same, claude-code 0.6, codex 0.7, mini-swe-agent 0.5, openclaw 1.0, screen 1.0, claude-code:screen 1.4; what several stand on is stored once. `base` and `screen` fetch Debian's packages first (minutes); an image that is there already costs nothing.
-    """
-    from clawlab.launch import images
-    names = images.names() if names == ['all'] else names; refs = [images.ref(n, on) for n in names]  # unknown names first
-    out = []
-    for n, r in zip(names, refs):
-        t = time.monotonic(); found = images.find(r)
-        if not found and not cached: say(f'clawlab: image {r}'); found = images.build(n, on)
-        row = dict(name=n, ref=r, id=found and found.id, digest=found and found.digest, bytes=found and found.size, seconds=round(time.monotonic() - t, 1))
-        if found and archive: row['archive'] = str(images.archive(found))
-        say(f"{r:58} " + (f"{found.size/1e6:7,.0f} MB  {found.id[:19]}" if found else 'not built')); out.append(row)
-    emit(dict(images=out))
-    if missing := [r['name'] for r in out if not r['id']]: raise ClawlabError(f'not built: {", ".join(missing)} (clawlab harness image {" ".join(missing)})')
-
-# %% ../nbs/90_cli.ipynb #caa092eb
-@harness_app.command('check')
-def harness_check(names: Annotated[list[str], typer.Argument(help='Names, or `all`')], suite: Annotated[str, typer.Option(help='Task suite')] = 'nano',
-                  sandbox: Annotated[str, typer.Option(help='bwrap | podman | kubernetes | process (no isolation)')] = ''):
-    "Play one task of several steps through a harness and compare the captured tree with its `[expect]`."
-    rows = asyncio.run(_conform(known_harnesses() if names == ['all'] else names, suite, sandbox or setting('sandbox', 'backend')))
-    for r in rows: say(f"{r['harness']:18} {'conforms' if r['ok'] else 'DIFFERS: ' + '; '.join(r['problems'])}")
-    emit(dict(ok=all(r['ok'] for r in rows), checks=rows))
-    if bad := [r for r in rows if not r['ok']]: raise ClawlabError(f"harness {bad[0]['harness']}: {bad[0]['problems'][0]}")
-
-async def _conform(names: list[str], suite: str, backend: str) -> list[dict]:
-    import tempfile
-    from clawlab.capture.engines.oracle import OracleEngine
-    from clawlab.launch.harness import load
-    from clawlab.launch.rollouts import Job, run_rollouts
-    from clawlab.launch.egress.gate import front
-    from clawlab.launch.tasks import load_suite
-    from clawlab.learn.tree import build_tree
-    tasks = load_suite(suite); task = max(tasks.values(), key=lambda t: (len(t.steps), t.task_id)); hs = [load(n) for n in names]
-    with tempfile.TemporaryDirectory() as tmp:
-        async with laboratory(OracleEngine(tasks), f'{tmp}/calls.db', *front(backend)) as (proxy, st):
-            rs = await run_rollouts([Job(task, h.name, group='check') for h in hs], proxy=proxy, store=st, backend=backend)
-    rows = []
-    for h, r in zip(hs, rs):
-        t = build_tree(r.calls); got = dict(roots=t.stats['roots'], leaves=t.stats['lineage_leaves'], drift=t.stats['drift']); want = h.expect.tree(len(r.calls))
-        problems = [f'outcome {r.outcome} ({r.meta.get("reason")})']*(r.outcome != 'ok') + [f'the task of {len(task.steps)} steps scored {r.reward}']*(r.reward != 1)
-        problems += [f'{k}: {got[k]} instead of {want[k]}' for k in got if got[k] != want[k]] + [f'quarantined: {c.quarantine}' for c in r.calls if c.quarantine][:1]
-        rows.append(dict(harness=h.name, version=h.version, ok=not problems, problems=problems, calls=len(r.calls), **got))
-    return rows
 
 # %% ../nbs/90_cli.ipynb #ea2e344c
 def _measured(name: str, rows: list[dict], goals: dict, metrics: list[str], out: str | Path | None):
@@ -420,8 +345,8 @@ async def _doctor() -> list[dict]:
     row('python', sys.version_info >= (3, 11), platform.python_version())
     for p in ('torch', 'transformers', 'tokenizers', 'aiohttp', 'papermill'): row(p, True, version(p))
     why = await probe(b := setting('sandbox', 'backend')); row(f'sandbox {b}', not why, why or 'isolated, probed for real')
-    for n in known_harnesses():
-        h = load(n); row(f'harness {n}', h.installed, h.version if h.installed else f'clawlab harness install {n}')
+    for n in known_harnesses():  # each is wanted by some
+        h = load(n); row(f'harness {n}', True, h.version if h.installed else f'not installed: clawlab harness install {n}' if h.spec.tried else 'described, never run here')
     for what, d in (('cache folder', home()), ('reports folder', repo_root()/'reports')):
         try:
             d.mkdir(exist_ok=True)
@@ -432,8 +357,8 @@ async def _doctor() -> list[dict]:
 
 # %% ../nbs/90_cli.ipynb #20ac52bd
 app.add_typer(train_app, name='train')
-tasks_app.command('synthesize')(tasks_synthesize)
-for _name, _command in dict(check=tasks_check, convert=tasks_convert, show=tasks_show, formats=tasks_formats).items(): tasks_app.command(_name)(_command)
+app.add_typer(data_app, name='data')
+for _name, _command in dict(check=tasks_check, convert=tasks_convert, show=tasks_show, formats=tasks_formats, synthesize=tasks_synthesize).items(): tasks_app.command(_name)(_command)
 for _name, _f in dict(eval=eval_, export=export, **{'try': try_}).items(): app.command(_name)(_f)
 
 # %% ../nbs/90_cli.ipynb #0f69d6bf

@@ -32,7 +32,7 @@ async def test_a_broken_verifier_gives_no_score(backend, body, error):
 
 async def test_a_verifier_that_does_not_compile_or_hangs():
     assert 'SyntaxError' in (await grade(task('def verify(:'), {}, backend='process')).error
-    with pytest.raises(grading.GraderError, match='more than 0.5 s'): await grading._grade([(task(says('while True: pass')), {})], 'process', seconds=.5)
+    with pytest.raises(grading.GraderError, match='busy for more than 0.45 s of its 0.5|took more than 0.5 s'): await grading._grade([(task(says('while True: pass')), {})], 'process', seconds=.5)
 
 @backends
 @pytest.mark.parametrize('cheat', CHEATS)
@@ -109,7 +109,7 @@ async def test_a_verifier_that_got_no_processor_is_given_more_time_and_one_that_
         async def exec(self, argv, timeout, stdin): seen.append(timeout); return Exec(None, 9, b'', b'', timed_out=True, cpu=cpu)
     monkeypatch.setattr(grading, 'make_sandbox', lambda *a, **kw: Box())
     s = await grade(task(says('return 1')), {}, backend='bwrap')
-    assert s.score is None and seen == [20, 120][:tries] and f'more than {seen[-1]} s' in s.error
+    assert s.score is None and seen == [20, 120][:tries] + [20] and f'more than {seen[tries-1]} s' in s.error   # and once more, on the untouched workspace
 
 async def test_a_lost_sandbox_is_tried_once_more(monkeypatch):
     from clawlab.records import SandboxError
@@ -178,7 +178,47 @@ async def test_a_task_may_give_its_verifier_more_time_or_less(monkeypatch):
         async def exec(self, argv, timeout, stdin): seen.append(timeout); return Exec(None, 9, b'', b'', timed_out=True, cpu=.1)
     monkeypatch.setattr(grading, 'make_sandbox', lambda *a, **kw: Box())
     await grade(task(says('return 1'), limits={'verify_seconds': 300}), {}, backend='bwrap')
-    assert seen == [300, 1800]
+    assert seen == [300, 1800, 300]
+
+RUNS = says("subprocess.run([sys.executable, '-I', str(w/'run.py')], timeout=15)\nreturn 1.0 if (w/'a').exists() else 0.")
+
+@bwrap
+@pytest.mark.parametrize('attack', ['os.kill(os.getppid(), 9)', 'os.kill(os.getppid(), 11)', 'os.kill(os.getppid(), 10)', 'os.kill(os.getppid(), 27)', 'os.kill(os.getppid(), 19)', '[os.kill(p, 19) for p in range(1, os.getppid() + 1)]',
+                                    'x = [bytearray(8 << 20) for _ in range(999)]; time.sleep(9)', '[os.fork() for _ in range(9)]; os.kill(os.getppid(), 6)'])
+async def test_S47_no_way_of_ending_the_verifier_loses_the_score(attack):
+    "By any signal, stopped instead of ended, out of memory: a labelled 0, or the score if it got over it."
+    t = task(RUNS, limits={'verify_seconds': 2})
+    s = await grade(t, {'a': 'x\n', 'run.py': f'import os, time\n{attack}\ntime.sleep(9)'}, backend='bwrap')
+    assert s.score is not None and (s.score == 1 or s.label.startswith('ended: the verifier')), s
+
+@backends
+@pytest.mark.parametrize('left, score, label', [({'out.json': '{"n": 3}'}, 1., ''), ({'out.json': '{"n": 4}'}, 0., ''), ({}, 0., ''), ({'out.json': '{'}, 0., 'broke: JSONDecodeError'), ({'out.json': '{}'}, 0., "broke: KeyError: 'n', on what the agent left"), ({'out.json': b'\xff'}, 0., 'broke: UnicodeDecodeError')])
+async def test_S47_a_malformed_answer_is_a_labelled_zero_not_a_free_ticket(backend, left, score, label):
+    body = "import json\nif not (w/'out.json').exists(): return 0.\nreturn float(json.loads((w/'out.json').read_text())['n'] == 3)"
+    s = await grade(task(says(body)), {'a': 'x\n', **left}, backend=backend)
+    assert s.score == score and (s.label.startswith(label) if label else not s.label) and s.error == ''
+    assert (await grade(replace(task(says(body)), files=left), left, backend=backend)).score == (None if label else score)   # where it breaks untouched, too, it is broken
+
+async def test_a_number_that_is_no_score_is_the_verifiers_own_fault():
+    "An honest agent may have done too well for a careless sum: that is no zero."
+    s = await grade(task(says("return len(list(w.iterdir()))/2")), {str(i): '' for i in range(9)}, backend='process')
+    assert s.score is None and s.error == 'ValueError: a score of 4.5'
+
+@bwrap
+async def test_a_verifier_that_is_ended_by_the_untouched_workspace_too_is_broken():
+    files = {'a': 'x\n', 'run.py': 'import os\nos.kill(os.getppid(), 11)'}
+    s = await grade(replace(task(RUNS), files=files), files, backend='bwrap')
+    assert s.score is None and 'signal 11' in s.error
+
+@bwrap
+async def test_a_verifier_ended_from_outside_is_nobodys_zero(monkeypatch):
+    class Box:
+        async def __aenter__(self): return self
+        async def __aexit__(self, *_): pass
+        async def exec(self, argv, timeout, stdin): return Exec(None, 9, b'', b'', killed='outside')
+    monkeypatch.setattr(grading, 'make_sandbox', lambda *a, **kw: Box())
+    s = await grade(task(says('return 1')), {}, backend='bwrap')
+    assert s.score is None and 'from outside by signal 9' in s.error
 
 @bwrap
 async def test_a_verifier_out_of_memory_by_its_own_doing_is_no_score():

@@ -223,3 +223,63 @@ def test_good_settings(monkeypatch, tmp_path):
     assert (j.url, j.model, j.key, j.concurrency, j.timeout) == ('https://x/v1', 'm', 'K1', 2, 9.)
     settings(monkeypatch, url='https://x/v1', model='m', key_file=str(tmp_path/'k')); assert the_judge([TASK]).key == 'K2'
     settings(monkeypatch, url='none'); assert the_judge([TASK]) is None
+
+# ---- through a harness, in a sandbox ------------------------------------------------------------------------------------
+
+import cheats
+from clawlab.capture.engines.oracle import OracleEngine
+from clawlab.capture.proxy import Proxy
+from clawlab.capture.store import Store
+from clawlab.launch.rollouts import Job, run_rollouts
+from clawlab.launch.sandbox.base import probe
+
+NO_BWRAP = asyncio.run(probe('bwrap'))
+bwrap = pytest.mark.skipif(bool(NO_BWRAP), reason=NO_BWRAP)
+HYBRID = replace(cheats.BASE, task_id='hybrid', rubric=TASK.rubric)
+
+async def run(tmp_path, *tasks, group='g'):
+    "The tasks through the react harness, as they are on record."
+    store = Store.open(str(tmp_path/'calls.db'))
+    try:
+        async with Proxy(OracleEngine({t.task_id: t for t in tasks}), store) as proxy:
+            rs = await run_rollouts([Job(t, 'react', group=group) for t in tasks], proxy=proxy, store=store, backend='bwrap', limits=cheats.LIMITS, concurrency=1, progress=False)
+        return [store.rollout(r.rollout_id) for r in rs]
+    finally: store.close()
+
+@pytest.fixture
+def judged(monkeypatch, tmp_path):
+    "Sets `[judge]` to a server, and where it keeps its verdicts."
+    monkeypatch.setattr(J, 'home', lambda: tmp_path); monkeypatch.setattr(J, 'PAUSE', .001)
+    return lambda judge: settings(monkeypatch, url=judge.url, model='m')
+
+@bwrap
+async def test_a_hybrid_task_through_a_harness(judged, tmp_path):
+    async with judging(tmp_path, GOOD) as (judge, server):
+        judged(judge)
+        solved, half, gate, touched = await run(tmp_path, HYBRID, replace(HYBRID, task_id='half', steps=('echo 41 > answer.txt',)), replace(CHEAT('gate')), replace(CHEAT('edit tests')))
+        assert (solved.reward, solved.outcome) == (pytest.approx(.7 + .3*.625), 'ok') and half.reward == pytest.approx(.3*.625)
+        assert {k: solved.scores[k] for k in ('code', 'rubric', 'rubric/polite', 'rubric/clear', 'judge')} == {'code': 1., 'rubric': .625, 'rubric/polite': .25, 'rubric/clear': 1., 'judge': 'm'}
+        assert solved.meta['judge']['notes'] == 'Curt.' and solved.meta['judge']['requests'] == 1 and len(solved.meta['judge']['prompt']) == 64
+        assert (gate.reward, gate.scores['label'], gate.scores['rubric']) == (0, 'gate: kept_the_secret', None) and touched.scores['label'].startswith('protected') and len(server.asked) == 2   # a labelled 0 is final
+        text = server.asked[0]['messages'][1]['content']
+        assert 'file "answer.txt", new, 3 bytes\n42' in text and 'message of the agent' in text and 'echo 42 > answer.txt' in text and 'SECRET_OF_THE_VERIFIER' not in text
+        again = await run(tmp_path, HYBRID, group='other')
+        assert again[0].reward == solved.reward and (len(server.asked), again[0].meta['judge']['requests']) == (2, 0)   # nobody pays twice
+
+def CHEAT(name): return replace(cheats.CHEATS[name], rubric=TASK.rubric)
+
+@bwrap
+async def test_a_judge_that_is_down_is_no_reward_and_the_code_score_is_on_record(judged, tmp_path):
+    async with judging(tmp_path, (401, 'no', {})) as (judge, server):
+        judged(judge)
+        r, broken = await run(tmp_path, HYBRID, CHEAT('broken: raises'))
+    assert (r.outcome, r.reward, r.scores['code'], r.scores['rubric'], r.meta['ended']) == ('grader_fail', None, 1., None, 'ok') and 'judge: HTTP 401' in r.dropped_reason == r.scores['reason']
+    assert (broken.outcome, broken.reward, broken.scores['code'], broken.scores['rubric']) == ('grader_fail', None, None, None) and 'ZeroDivisionError' in broken.scores['reason'] and len(server.asked) == 1
+
+@bwrap
+async def test_without_a_judge_nothing_starts_and_code_only_is_a_decision_on_record(monkeypatch, tmp_path):
+    settings(monkeypatch)
+    with pytest.raises(InputError, match='1 of these tasks have a rubric .such as hybrid.'): await run(tmp_path, HYBRID)
+    settings(monkeypatch, url='none')
+    r, = await run(tmp_path, HYBRID)
+    assert (r.reward, r.outcome, r.scores['judge'], r.scores['rubric'], r.attempt) == (1., 'ok', 'none', None, 0)   # attempt 0: nothing had been started

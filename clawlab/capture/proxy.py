@@ -188,7 +188,7 @@ async def _handle(self, http, bound):
     t = Turn(http, dialect_of(path, http.headers))
     try: return await self._answer(t, sid, path, bound)
     except Refused as e:
-        if t.response is None: return self._refuse(t, e)
+        if t.response is None: return self._refuse(t, e, bound)
         t.error = e.kind; return t.cut()   # its headers are out: who tries again hears why
     except (asyncio.CancelledError, ConnectionError): t.status, t.error = 499, 'disconnect'; raise
     except Exception as e:  # a fault of ours: it must be seen, and it must not look like an answer
@@ -196,10 +196,10 @@ async def _handle(self, http, bound):
         return t.cut() if t.response else self._refuse(t, Refused(None, 'engine', f'internal error: {type(e).__name__}'))
     finally: self._note(t)
 
-def _refuse(self, t, e: Refused):
+def _refuse(self, t, e: Refused, bound: str | None = None):
     t.status, data = t.dialect.error(e.status, e.kind, str(e))
     t.error = e.kind
-    if t.session: t.session.stats.refused[t.status] += 1
+    if s := t.session or self.sessions.get(bound): s.stats.refused[t.status] += 1   # at a listener of its own, whoever asks is inside
     out = web.json_response(data, status=t.status, headers=e.headers)
     if t.status == 408: out.force_close()
     return out

@@ -4,7 +4,7 @@
 
 # %% ../../nbs/23_launch.grading.ipynb #c1bc705b
 from __future__ import annotations
-import asyncio, hashlib, json, secrets, shlex
+import asyncio, hashlib, json, secrets, shlex, signal
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from ..records import GraderError, SandboxError, Task
@@ -15,12 +15,12 @@ from .sandbox.keeper import FATAL
 from .tools import guarded, start_files, tool_files
 
 # %% auto #0
-__all__ = ['GRADER', 'PYTHON', 'ROOM', 'UNSEEN', 'VERIFY_S', 'PASS', 'Score', 'unseen', 'Starved', 'tampered', 'settle', 'grade',
-           'play', 'check', 'check_suite']
+__all__ = ['GRADER', 'PYTHON', 'ROOM', 'UNSEEN', 'VERIFY_S', 'PASS', 'SLOW', 'Score', 'unseen', 'Ended', 'Starved', 'tampered',
+           'settle', 'grade', 'play', 'check', 'check_suite']
 
 # %% ../../nbs/23_launch.grading.ipynb #8d939ab4
 GRADER = r'''
-import ctypes, json, os, sys
+import ctypes, json, os, signal, sys
 ctypes.CDLL(None).prctl(4, 0)                       # PR_SET_DUMPABLE: /proc/self/{fd,mem} closed to others
 out, data = os.dup(1), os.fdopen(os.dup(0), 'rb')   # neither is inherited by children
 null = os.open(os.devnull, os.O_RDWR)
@@ -41,12 +41,15 @@ cases, roots = head['cases'], [f'{top}/submission{i}' for i in range(len(head['c
 left_out = [c['cut'] + lay(r, c['files']) for r, c in zip(roots, cases)]
 for r in roots: modes(r, 0o555)
 os.mkdir('scratch'); os.chdir('scratch')
+signal.setitimer(signal.ITIMER_PROF, head['busy'])  # ends this program, not its children
 def judge(root, case):
     from pathlib import Path
     try:
         space = {'__name__': 'verifier'}
         exec(compile(case['verifier'], 'verify.py', 'exec'), space)
         got = space['verify'](Path(root), case['expect'])
+    except BaseException as e: return {'raised': f'{type(e).__name__}: {e}'[:300]}
+    try:
         detail = dict(got) if isinstance(got, dict) else {}
         s = detail.pop('score') if isinstance(got, dict) else got
         if s is None and isinstance(got, dict) and case['rubric']: return {'detail': json.loads(json.dumps(detail))}
@@ -69,7 +72,7 @@ class Score:
     score: float | None
     detail: dict = field(default_factory=dict)
     error: str = ''
-    label: str = ''  # why the score is 0 whatever else the agent did: `gate: ...`, `protected: ...`, `tampered: ...`, `ended: ...`
+    label: str = ''  # why the score is 0 whatever else the agent did: `gate: ...`, `protected: ...`, `tampered: ...`, `broke: ...`, `ended: ...`
 
 ROOM = 8 << 20 # bytes of a workspace that a verifier reads
 
@@ -89,27 +92,30 @@ def _fit(files: dict[str, bytes | str]) -> tuple[dict[str, bytes], int]:
         else: out[p], cut = b'(%d bytes, too large to be graded)\n' % len(c), cut + 1
     return out, cut
 
-def _question(cases: list[tuple[Task, dict]], nonce: str) -> bytes:
+def _question(cases: list[tuple[Task, dict]], nonce: str, seconds: float = 20) -> bytes:
     "What the grader reads: a header line, then the contents of all files."
     fitted = [_fit(left) for _, left in cases]
     files = [fs for fs, _ in fitted]
     asked = [dict(verifier=guarded(t), expect=t.expect, rubric=bool(t.rubric), files=[(p, len(c)) for p, c in fs.items()], cut=n) for (t, _), (fs, n) in zip(cases, fitted)]
-    return json.dumps(dict(cases=asked, nonce=nonce)).encode() + b'\n' + b''.join(c for fs in files for c in fs.values())
+    return json.dumps(dict(cases=asked, nonce=nonce, busy=.9*seconds)).encode() + b'\n' + b''.join(c for fs in files for c in fs.values())
 
-class Starved(GraderError): "A verifier that hardly got a processor until its deadline: the machine was busy."
+class Ended(GraderError): "A verifier that gave no answer."
+class Starved(Ended): "One that hardly got a processor until its deadline: the machine was busy, or it waited."
 
 def _answer(ex, nonce: str, seconds: float, blame=False) -> list[Score]:
     "The scores in what came back; `GraderError` if they aren't there. With `blame`, a verifier that was ended from inside, that is by a program it ran, is a score of 0."
     if blame and ex.killed == 'inside' and ex.signal in FATAL: return [Score(0., {'ended_by': ex.signal}, label=f'ended: the verifier, by signal {ex.signal} from a program that it ran')]
-    if ex.timed_out: raise (Starved if ex.cpu < seconds/4 else GraderError)(f'the verifier took more than {seconds:g} s ({ex.cpu:.2g} s of a processor)')
+    if ex.killed == 'outside': raise GraderError(f'the verifier was ended from outside by signal {ex.signal}')
+    if ex.signal == signal.SIGPROF: raise Ended(f'the verifier was busy for more than {.9*seconds:g} s of its {seconds:g}')
+    if ex.timed_out: raise (Starved if ex.cpu < seconds/4 else Ended)(f'the verifier took more than {seconds:g} s')
     ours = [l[len(nonce):] for l in ex.stdout.decode('utf8', 'replace').splitlines() if l.startswith(nonce)]
-    if len(ours) != 1: raise GraderError(f'the verifier died: code {ex.code}, signal {ex.signal}{", out of memory" if ex.oom else ""}: {ex.stderr[-300:].decode("utf8", "replace")}')
-    return [Score(a.get('score'), a.get('detail', {}) | ({'left_out': a['left_out']} if a['left_out'] else {}), a.get('error', '')) for a in json.loads(ours[0])]
+    if len(ours) != 1: raise Ended(f'the verifier died: code {ex.code}, signal {ex.signal}{", out of memory" if ex.oom else ""}{": " if ex.stderr else ""}{ex.stderr[-300:].decode("utf8", "replace")}')
+    return [Score(a.get('score'), a.get('detail', {}) | ({'left_out': a['left_out']} if a['left_out'] else {}), a.get('error', a.get('raised', '')), 'raised' if 'raised' in a else '') for a in json.loads(ours[0])]
 
 # %% ../../nbs/23_launch.grading.ipynb #89e77fdd
 def tampered(task: Task, files: dict[str, bytes | str]) -> dict[str, str]:
     "Protected paths that aren't as they were: `{path: changed | removed | added}`."
-    def ours(p): return not unseen(p) and any(fnmatchcase(p, g) or fnmatchcase(p, g.rstrip('/') + '/*') for g in task.protected)
+    def ours(p): return not unseen(p) and not p.startswith('.state/') and any(fnmatchcase(p, g) or fnmatchcase(p, g.rstrip('/') + '/*') for g in task.protected)
     def digests(fs): return {p: hashlib.sha256(c.encode() if isinstance(c, str) else c).digest() for p, c in fs.items() if ours(p)}
     was, now = digests(task.files), digests(files)
     return {p: 'added' if p not in was else 'removed' if p not in now else 'changed' for p in sorted({*was, *now}) if was.get(p) != now.get(p)}
@@ -128,8 +134,15 @@ async def _grade(cases: list[tuple[Task, dict]], backend: str, seconds=20, blame
     "Each task's verifier on a workspace, all in one fresh sandbox."
     nonce, limits = secrets.token_hex(16), Limits(cpus=1, memory_mb=1024, pids=64, disk_mb=512, seconds=seconds)
     async with make_sandbox(backend, limits=limits, binds=(), listener=None, name='grade') as box:
-        ex = await box.exec(list(PYTHON), timeout=seconds, stdin=_question(cases, nonce))
+        ex = await box.exec(list(PYTHON), timeout=seconds, stdin=_question(cases, nonce, seconds))
     return _answer(ex, nonce, seconds, blame)
+
+async def _blame(task: Task, backend: str, seconds: float, what: str, doubt: bool = True) -> Score:
+    "Whose fault a verifier is that gave no answer: a labelled 0 if it gives one for the untouched workspace, else no score."
+    why = what.partition(': ')[2]
+    try: sound = doubt and not (await _grade([(task, start_files(task))], backend, seconds))[0].error
+    except (GraderError, SandboxError): sound = False
+    return Score(0., {'broken_by': why}, label=f'{what}, on what the agent left') if sound else Score(None, error=why)
 
 VERIFY_S = 20 # deadline of a verifier, where the task's `limits` don't say `verify_seconds`
 
@@ -140,11 +153,12 @@ async def grade(task: Task,
     if s := settle(task, files): return s
     most = task.limits.get('verify_seconds', VERIFY_S)
     for last, seconds in ((False, most), (True, 6*most)):
-        try: return settle(task, files, (await _grade([(task, files)], backend, seconds, blame=backend != 'process'))[0])  # there, nobody knows who sent a signal
+        try: s, = await _grade([(task, files)], backend, seconds, blame=backend != 'process')  # there, nobody knows who sent a signal
         except GraderError as e:
-            if last or not isinstance(e, Starved): return Score(None, error=str(e))
+            if last or not isinstance(e, Starved): return await _blame(task, backend, most, f'ended: {e}', isinstance(e, Ended) and backend != 'process')
         except SandboxError as e:
             if last: return Score(None, error=f'no sandbox for the verifier: {e}')
+        else: return await _blame(task, backend, most, f'broke: {s.error}') if s.label == 'raised' else settle(task, files, s)
 
 # %% ../../nbs/23_launch.grading.ipynb #a00ea601
 PASS = 0.75 # a score from which a task counts as solved (algorithms: the SFT filter's default)
@@ -157,6 +171,8 @@ def _line(step, at: str) -> str:
     call = tool_line(step).replace('~/.tools', at)
     return f'r=$({call} 2>&1); c=$?; case "$r" in *{shlex.quote(RETRY)}) {call};; *) exit $c;; esac'
 
+SLOW = 'solution: takes too long'
+
 def _script(tasks) -> str:
     "Plays every way of every task in a folder of its own; each failing step is a line `task way step code`."
     lines = ['top=$PWD']
@@ -165,7 +181,7 @@ def _script(tasks) -> str:
         lines += [f'/bin/bash -c {shlex.quote(_line(s, f"../.tools-{way}"))} >/dev/null 2>&1 </dev/null || echo {i} {way} {k} $?' for k, s in enumerate(steps, 1)]
     return '\n'.join(lines)
 
-async def play(tasks: list[Task], backend: str, seconds=30) -> list[tuple[dict[str, dict[str, bytes]], list[str]]]:
+async def play(tasks: list[Task], backend: str, seconds=60) -> list[tuple[dict[str, dict[str, bytes]], list[str]]]:
     "For each task: the workspace that each way of doing it leaves behind, and the steps of the solution that failed."
     limits = Limits(cpus=1, memory_mb=1024, pids=64, disk_mb=512, seconds=seconds)
     async with make_sandbox(backend, limits=limits, binds=(), listener=None, name='check') as box:
@@ -176,7 +192,7 @@ async def play(tasks: list[Task], backend: str, seconds=30) -> list[tuple[dict[s
     def folder(at): return {p[len(at):]: c for p, c in left.items() if p.startswith(at) and p != f'{at}.keep'}
     failed = [l.split() for l in ex.stdout.decode().splitlines()]
     return [({w: folder(f'{i}/{w}/') for w in _ways(t)}, [f'solution: step {k} fails with code {c}' for n, w, k, c in failed if (n, w) == (str(i), 'solution')]
-             + ['solution: takes too long']*ex.timed_out) for i, t in enumerate(tasks)]
+             + [SLOW]*ex.timed_out) for i, t in enumerate(tasks)]
 
 # %% ../../nbs/23_launch.grading.ipynb #283764e8
 def _verdict(name: str, s: Score) -> str:
@@ -192,8 +208,9 @@ def _spaces(t: Task, played) -> dict[str, dict]:
     return {'untouched': start_files(t), 'empty': {}, **played, 'junk': {p: bytes(range(256)) for p in paths}, 'folders': {f'{p}/x': b'' for p in paths}}
 
 async def _check(tasks: list[Task], backend: str) -> list[list[str]]:
-    "Problems of each task. A verifier that takes the others down with it is found by checking them one by one."
+    "Problems of each task. A solution or a verifier that takes the others down with it is found by checking them one by one."
     played = await play(tasks, backend)
+    if len(tasks) > 1 and any(SLOW in problems for _, problems in played): return [(await _check([t], backend))[0] for t in tasks]
     spaces = [_spaces(t, ways) for t, (ways, _) in zip(tasks, played)]
     cases = [(t, files) for t, s in zip(tasks, spaces) for files in s.values()]
     try: scores = iter([settle(*c, s) for c, s in zip(cases, await _grade(cases, backend, VERIFY_S + sum(t.limits.get('verify_seconds', 0) for t, _ in cases)))])

@@ -58,7 +58,7 @@ class Idea(Strict):
 class Draft(Strict):
     "A task as a proposer writes it."
     instruction: str = Field(min_length=1, max_length=6000)
-    files: dict[str, str]                                     # the workspace at the start
+    files: dict[str, str] = Field(max_length=200)             # the workspace at the start
     steps: list[str] = Field(min_length=1, max_length=40)     # the solution, one shell command per tool call
     habit: list[str] = Field([], max_length=40)               # one plausible wrong way
     expect: dict = {}                                         # what the verifier is given
@@ -67,7 +67,7 @@ class Draft(Strict):
     @field_validator('files', 'expect')
     @classmethod
     def _plain(cls, d):
-        try: json.dumps(d).encode()
+        try: json.dumps(d, ensure_ascii=False, allow_nan=False).encode()   # half characters, NaN, depth
         except (ValueError, RecursionError) as e: raise ValueError(f'no plain JSON: {e}') from None
         return d
 

@@ -18,13 +18,13 @@ from .grading import PASS, check, grade, play
 from .propose import Draft, Feedback, Idea, Refused, seed_of
 from .rollouts import Job, run_rollouts
 from .sandbox.base import Limits, probe
-from .tasks import load_suite, overlap, save_suite
+from .tasks import SPLITS, load_suite, overlap, save_suite
 
 # %% auto #0
 __all__ = ['STAGES', 'REASONS', 'FINAL', 'UNSAFE', 'BLANKS', 'VERIFY', 'ROOM', 'VERIFY_S', 'GRADINGS', 'SPLIT', 'Plan', 'Ledger',
            'refusal', 'passed', 'rounds', 'last', 'indices', 'triples', 'likeness', 'whole_text', 'unfit', 'parses',
            'leaks', 'built', 'sound', 'mentioned', 'tricks', 'tricky', 'Lab', 'solve', 'side_by_side', 'Synthesis',
-           'wave', 'run', 'refused', 'counted', 'tasks', 'save', 'summary', 'synthesize']
+           'wave', 'run', 'refused', 'counted', 'tasks', 'save', 'funnel', 'summary', 'synthesize']
 
 # %% ../../nbs/25b_launch.synthesis.ipynb #e5e1c5a7
 STAGES = ('propose', 'prune', 'build', 'check', 'solve')
@@ -163,6 +163,8 @@ def leaks(d: Draft) -> str:
 def built(draft: Draft, idea: Idea, task_id: str) -> Task:
     "The task of a draft, read by the loader of suites. Raises `Refused`."
     parses(draft.verify); unfit(draft.instruction)
+    said = [draft.instruction, *draft.steps, *draft.habit]
+    if any('\0' in x for x in said) or sum(map(len, said)) > 30_000: raise Refused('invalid', 'instruction and steps are longer than 30000 characters, or no text')
     if why := leaks(draft): raise Refused('leak', why)
     if (n := sum(len(c.encode('utf8', 'replace')) for c in draft.files.values())) > ROOM: raise Refused('environment', f'{n} bytes of files, a verifier reads {ROOM}')
     line = dict(task_id=task_id, family=idea.family, level=idea.level, instruction=draft.instruction, files=draft.files, steps=draft.steps, habit=draft.habit,
@@ -201,7 +203,7 @@ async def sound(task: Task, backend: str) -> None:
 def mentioned(task: Task) -> list[str]:
     "Paths in the instruction: words that look like a file's name, and files that are there."
     words = [w.strip('.,;:!?()[]{}`"\'') for w in task.instruction.split()]
-    return [w for w in dict.fromkeys(words) if re.fullmatch(r'[\w-][\w./-]*', w) and '..' not in w and not w.endswith('/') and (re.search(r'\.[a-z]\w*$|/', w) or w in task.files)]
+    return [w for w in dict.fromkeys(words) if re.fullmatch(r'[\w-][\w./-]*', w) and '..' not in w and not w.endswith('/') and (re.search(r'\w\w\.[a-z]\w*$|/', w) or w in task.files)]
 
 def tricks(task: Task) -> dict[str, str]:
     "What an agent does that only looks at names: one command for each trick."
@@ -259,23 +261,22 @@ def _why(rollouts) -> str: return ', '.join(dict.fromkeys(f'{r.outcome} {r.meta.
 async def solve(tasks: dict[str, Task], # by the name of the candidate's round
                 plan: Plan, lab: Lab) -> dict[str, dict | Refused]:
     "What the attempts gave for each task, or why it is refused."
-    found: dict = {n: {} for n in tasks}
+    found, by_id = {n: {} for n in tasks}, {t.task_id: t for t in tasks.values()}
     async def play(part, engine, jobs):
         got = await lab.attempts([j for js in jobs.values() for j in js], engine) if jobs else {}
         for n in jobs:
             try: yield n, await lab.scores(rs := got[f'{n}/{part}']), _why(rs)
             except Refused as e: found[n] = e
-    def wanted(part, names): return {n: [Job(tasks[n], plan.harness, s, f'{n}/{part}', seed=plan.run) for s in range(plan.k if part != 'reference' else 1)] for n in names}
+    def wanted(part, names): return {n: [Job(tasks[n], plan.harness, s, f'{n}/{part}', seed=plan.run, tag=part) for s in range(plan.k if part != 'reference' else 1)] for n in names}
     if plan.weak == 'trivial':
         guesses = {n: tricky(t) for n, t in tasks.items()}
-        async for n, scores, _ in play('weak', OracleEngine({k: v for g in guesses.values() for k, v in g.items()}), {n: [Job(v, plan.harness, group=f'{n}/weak') for v in g.values()] for n, g in guesses.items()}):
+        async for n, scores, _ in play('weak', OracleEngine({k: v for g in guesses.values() for k, v in g.items()}), {n: [Job(v, plan.harness, group=f'{n}/weak', tag='weak') for v in g.values()] for n, g in guesses.items()}):
             said = dict(zip(tricks(tasks[n]), scores)); best = max(said, key=said.get)
             found[n] = Refused('trivial', f'{best}: scores {said[best]:.3g}') if said[best] >= PASS else dict(weak=said)
     elif plan.weak != 'none':
-        async for n, scores, _ in play('weak', lab.made(plan.weak, tasks), wanted('weak', tasks)):
+        async for n, scores, _ in play('weak', lab.made(plan.weak, by_id), wanted('weak', tasks)):
             found[n] = Refused('trivial', f'{plan.weak} passes {plan.k} of {plan.k}') if min(scores) >= PASS else dict(weak=scores)
     def left(): return [n for n in tasks if isinstance(found[n], dict)]
-    by_id = {t.task_id: t for t in tasks.values()}
     async for n, scores, _ in play('solver', OracleEngine(by_id, wrong=plan.wrong) if plan.solver == 'oracle' else lab.made(plan.solver, by_id), wanted('solver', left())):
         found[n] |= dict(solver=scores, rate=sum(s >= PASS for s in scores)/plan.k)
     async for n, scores, why in play('reference', OracleEngine(by_id), wanted('reference', [n for n in left() if not found[n]['rate']])):
@@ -285,12 +286,12 @@ async def solve(tasks: dict[str, Task], # by the name of the candidate's round
     return found
 
 # %% ../../nbs/25b_launch.synthesis.ipynb #0eedef57
-async def side_by_side(n: int, work) -> None:
-    "Awaits coroutines, `n` at a time; the first failure ends all."
+async def side_by_side(n: int, f: Callable, *args) -> None:
+    "Awaits `f` of each tuple of arguments, `n` at a time; the first failure ends all."
     gate = asyncio.Semaphore(n)
-    async def one(w):
-        async with gate: await w
-    todo = [asyncio.create_task(one(w)) for w in work]
+    async def one(a):
+        async with gate: await f(*a)
+    todo = [asyncio.create_task(one(a)) for a in args]
     try: await asyncio.gather(*todo)
     finally:
         for t in todo: t.cancel()
@@ -301,21 +302,25 @@ class Synthesis:
     def __init__(self, to: str | Path, n: int, proposer, plan: Plan, lab: Lab, *, against=(), # of `Task`: what candidates must not repeat
                  say: Callable = lambda *_: None):
         self.to, self.n, self.proposer, self.plan, self.lab, self.against, self.say = Path(to), n, proposer, plan, lab, list(against), say
-        self.ledger, self._built = Ledger(self.to/'ledger.jsonl', plan), {}
+        self.ledger, self._kept, self._old = Ledger(self.to/'ledger.jsonl', plan), {}, []   # what was computed of a candidate; the tasks of earlier waves
         self.said, self.known = ([(t.task_id, triples(f(t))) for t in self.against] for f in (lambda t: t.instruction, whole_text))
 
     def task(self, i: int, r: int) -> Task:
         "A built candidate."
-        if (i, r) not in self._built: self._built[i, r] = built(Draft(**self.ledger.events[i, r, 'build']['draft']), self.idea(i, r), f'{self.idea(i, r).family}-{i:04d}')
-        return self._built[i, r]
+        if (i, r) not in self._kept: self._kept[i, r] = built(Draft(**self.ledger.events[i, r, 'build']['draft']), self.idea(i, r), f'{self.idea(i, r).family}-{i:04d}')
+        return self._kept[i, r]
+    def text(self, i, r, stage) -> frozenset:
+        "What candidates are compared by: the idea, later the whole task."
+        if (key := (i, r, stage)) not in self._kept: self._kept[key] = triples(self.idea(i, r).idea if stage == 'propose' else whole_text(self.task(i, r)))
+        return self._kept[key]
     def idea(self, i, r) -> Idea: return Idea(**self.ledger.last(i, r, 'propose')['idea'])
-    def accepted(self, before=math.inf) -> list[tuple[int, int]]:
+    def accepted(self) -> list[tuple[int, int]]:
         "(index, round) of the tasks, in order."
-        return [(i, e['round']) for i in self.ledger.indices() if i < before and (e := self.ledger.passed(i))]
+        return [(i, e['round']) for i in self.ledger.indices() if (e := self.ledger.passed(i))]
     def earlier(self, i, r, stage) -> list[tuple[int, int]]:
         "Others that a candidate is compared with at a stage: the tasks of earlier waves, and who came this far before it in its own."
         first = i - i % self.plan.wave
-        return self.accepted(first) + [(j, q) for q in range(r + 1) for j in range(first, first + self.plan.wave)
+        return self._old + [(j, q) for q in range(r + 1) for j in range(first, first + self.plan.wave)
                                        if j != i and (q, j) < (r, i) and (e := self.ledger.events.get((j, q, stage))) and not e['reason']]
     def feedback(self, i, r, stages) -> Feedback | None:
         e = self.ledger.refusal(i, r - 1) if r else None
@@ -337,17 +342,17 @@ def _prune(self, i, r):
     if not self._todo(i, r, 'prune') or (i, r, 'propose') not in self.ledger.events: return
     idea = self.idea(i, r)
     try:
-        unfit(idea.idea); self._new(idea.idea, [(j, self.idea(j, q).idea) for j, q in self.earlier(i, r, 'propose')], self.said)
+        unfit(idea.idea); self._new(i, r, 'propose', self.said)
         most, others = max(1, math.ceil(self.plan.quota*self.n)), {j: self.idea(j, q) for j, q in self.earlier(i, r, 'prune')}
         for what in ('family', 'category'):
             if sum(getattr(o, what) == getattr(idea, what) for o in others.values()) >= most: raise Refused('quota', f'{what} {getattr(idea, what)}: {most} of {self.n}')
     except Refused as e: self.ledger.add(i, r, 'prune', e.reason, e.detail)
     else: self.ledger.add(i, r, 'prune')
 
-def _new(self, text, others, known):
+def _new(self, i, r, stage, known):
     "Raises `Refused` for a text that is like one of the others, or like a task that is there already."
-    t = triples(text)
-    if near := next((name for name, k in itertools.chain(((f'candidate {j}', triples(o)) for j, o in others), known) if likeness(t, k) >= self.plan.similar), ''): raise Refused('duplicate', f'says nearly the same as {near}')
+    t, others = self.text(i, r, stage), ((f'candidate {j}', self.text(j, q, stage)) for j, q in self.earlier(i, r, stage))
+    if near := next((name for name, k in itertools.chain(others, known) if likeness(t, k) >= self.plan.similar), ''): raise Refused('duplicate', f'says nearly the same as {near}')
 
 async def _build(self, i, r):
     if not self._todo(i, r, 'build'): return
@@ -360,10 +365,10 @@ async def _build(self, i, r):
 
 async def _check(self, i, r):
     if not self._todo(i, r, 'check'): return
-    task, others = self.task(i, r), [(j, self.task(j, q)) for j, q in self.earlier(i, r, 'build')]
+    task = self.task(i, r)
     try:
-        self._new(whole_text(task), [(j, whole_text(t)) for j, t in others], self.known)
-        if overlap([task], [*self.against, *(t for _, t in others)]): raise Refused('duplicate', 'has the workspace of another task')
+        self._new(i, r, 'build', self.known)
+        if overlap([task], [*self.against, *(self.task(j, q) for j, q in self.earlier(i, r, 'build'))]): raise Refused('duplicate', 'has the workspace of another task')
         await sound(task, self.lab.backend)
     except Refused as e: self.ledger.add(i, r, 'check', e.reason, e.detail)
     else: self.ledger.add(i, r, 'check')
@@ -380,12 +385,13 @@ Synthesis._todo, Synthesis._propose, Synthesis._prune, Synthesis._new, Synthesis
 async def wave(self, first: int):
     "Every stage and every round of the candidates of one wave."
     ids, many = range(first, first + self.plan.wave), self.lab.concurrency
+    self._old = [(i, r) for i, r in self.accepted() if i < first]
     for r in range(self.plan.refine + 1):
         live = [i for i in ids if not self.ledger.passed(i) and (not r or (e := self.ledger.refusal(i, r - 1)) and e['reason'] not in FINAL)]
-        await side_by_side(self.plan.wave, [self._propose(i, r) for i in live])
+        await side_by_side(self.plan.wave, self._propose, *((i, r) for i in live))
         for i in live: self._prune(i, r)
-        await side_by_side(self.plan.wave, [self._build(i, r) for i in live])
-        await side_by_side(many, [self._check(i, r) for i in live])
+        await side_by_side(self.plan.wave, self._build, *((i, r) for i in live))
+        await side_by_side(many, self._check, *((i, r) for i in live))
         await self._solve(live, r)
 
 async def run(self, most: int) -> dict:
@@ -421,19 +427,24 @@ def save(self):
     if not (ts := self.tasks()): return
     with tempfile.TemporaryDirectory(dir=self.to) as d:
         for f in sorted(save_suite(ts, Path(d, 'suite')).iterdir()): os.replace(f, self.to/f.name)
+    for split in set(SPLITS) - {t.split for t in ts}: (self.to/f'{split}.jsonl').unlink(missing_ok=True)   # of a run that wanted more
+
+def funnel(ends) -> list[tuple]:
+    "(stage, how many got through, lost by reason) from the events that ended them: a refusal, or None."
+    left, out = len(ends), [('proposed', len(ends), {})]
+    for stage, name in zip(STAGES, ('answered', 'pruned', 'built', 'checked', 'solved')):
+        lost = Counter(e['reason'] for e in ends if e and e['stage'] == stage); left -= sum(lost.values()); out.append((name, left, dict(lost)))
+    return out
 
 def summary(self) -> dict:
-    "Counts at every stage: candidates by how far they came, refusals by reason, what refining repaired."
-    L, last = self.ledger, {e['i']: e for e in self.refused()}
-    got, tried = self.accepted(), [i for i in L.indices() if L.passed(i) or i in last]
-    funnel, left = [('proposed', len(tried), {})], len(tried)
-    for stage, name in zip(STAGES, ('answered', 'pruned', 'built', 'checked', 'solved')):
-        lost = Counter(e['reason'] for e in last.values() if e['stage'] == stage); left -= sum(lost.values()); funnel.append((name, left, dict(lost)))
-    all_, rates = Counter(e['reason'] for e in L.events.values() if e['reason']), [L.passed(i)['rate'] for i, _ in got]
-    of = lambda what: dict(Counter(getattr(self.idea(i, r), what) for i, r in got[:self.n]))
-    return dict(tasks=min(len(got), self.n), wanted=self.n, candidates=len(tried), funnel=funnel, refusals=dict(all_), refused=dict(Counter(e['reason'] for e in last.values())),
-                repaired=dict(Counter(L.refusal(i, r - 1)['reason'] for i, r in got if r)), rounds=dict(Counter(r for _, r in got)), pass_rates=dict(Counter(rates)),
-                families=of('family'), categories=of('category'), levels=of('level'), splits=dict(Counter(t.split for t in self.tasks())), spare=max(0, len(got) - self.n))
+    "Counts at every stage: candidates and their versions by how far they came, refusals by reason, what refining repaired."
+    L, last, got = self.ledger, self.refused(), self.accepted()
+    ended = [(i, r) for i in L.indices() for r in range(L.rounds(i)) if L.refusal(i, r) or (i, r, 'solve') in L.events]
+    mine = got[:self.n]; of = lambda what: dict(Counter(getattr(self.idea(i, r), what) for i, r in mine))
+    return dict(tasks=len(mine), wanted=self.n, candidates=len(got) + len(last), funnel=funnel([None]*len(got) + last), versions=funnel([L.refusal(i, r) for i, r in ended]),
+                refusals=dict(Counter(L.refusal(i, r)['reason'] for i, r in ended if L.refusal(i, r))), refused=dict(Counter(e['reason'] for e in last)), repaired=dict(Counter(L.refusal(i, r - 1)['reason'] for i, r in got if r)),
+                pass_rates={f'{k:.2f}': n for k, n in sorted(Counter(L.passed(i)['rate'] for i, _ in mine).items())},
+                families=of('family'), categories=of('category'), levels=of('level'), splits=dict(Counter(SPLIT[k % len(SPLIT)] for k in range(len(mine)))), spare=len(got) - len(mine))
 Synthesis.tasks, Synthesis.save, Synthesis.summary = tasks, save, summary
 
 # %% ../../nbs/25b_launch.synthesis.ipynb #473078e7

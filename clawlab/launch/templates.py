@@ -261,7 +261,7 @@ TASK_FAULTS = { # ... change of the task
     'too mild':       ('lenient', True, lambda d: d | {'verify': HEAD + NEW_FILE}),
     'dice':           ('flaky', True, lambda d: d | {'verify': d['verify'] + '\n_exact = verify\ndef verify(w, expect):\n    import random\n    return _exact(w, expect) and random.uniform(.5, 1)\n'}),
     'wrong answer':   ('unsolvable', False, lambda d: d | {'expect': _wrong_values(d['expect'])}),
-    'endless':        ('unsolvable', True, lambda d: d | {'steps': ['sleep 0']*20 + d['steps']}),
+    'endless':        ('unsolvable', True, lambda d: d | {'steps': ['sleep 0']*9 + d['steps']}),
     'guessable':      ('trivial', True, lambda d: d | {'verify': HEAD + NEW_FILE, 'habit': []}),
 }
 FAULTS = {**IDEA_FAULTS, **TASK_FAULTS}

@@ -253,7 +253,7 @@ def check_target(to: str | Path, format: str):
     to = Path(to)
     if format not in FORMATS: raise InputError(f'unknown format {format!r}; there are {", ".join(FORMATS)}')
     if format == 'parquet':
-        try: import pyarrow.parquet
+        try: import pyarrow.parquet  # noqa: F401
         except ImportError: raise InputError('parquet needs the package pyarrow; --format hf needs nothing') from None
     there = {f.name for f in to.iterdir()} - {'.lock'} if to.is_dir() else {'a file'} if to.exists() else ()
     if there and 'card.json' not in there: raise InputError(f'{to} is there already, and is no data set of ours')

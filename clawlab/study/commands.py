@@ -12,8 +12,8 @@ from ..records import InputError, setting
 
 # %% auto #0
 __all__ = ['train_app', 'Model', 'To', 'Suite', 'Harness', 'Steps', 'Rank', 'Lr', 'Dtype', 'Budget', 'Track', 'Sandbox', 'Many',
-           'Heat', 'Most', 'Seconds', 'Seed', 'PENALTIES', 'say', 'emit', 'make_engine', 'whole', 'real', 'train_sft',
-           'numbers', 'eval_', 'try_', 'export']
+           'Heat', 'Most', 'Seconds', 'Seed', 'PENALTIES', 'say', 'emit', 'make_engine', 'whole', 'real', 'yard',
+           'train_sft', 'numbers', 'eval_', 'try_', 'export']
 
 # %% ../../nbs/48_study.commands.ipynb #226de351
 def say(*parts):
@@ -78,19 +78,19 @@ Sandbox, Many = Annotated[str, typer.Option('--sandbox', help='bwrap | podman | 
 Heat, Most = Annotated[float, real('--temperature', most=100)], Annotated[int, whole('--max-tokens', least=1, help='Of one model reply')]
 Seconds, Seed = Annotated[float, real('--seconds', help="Deadline of one harness run; 0: the laboratory's setting")], Annotated[int, whole('--seed', most=2**31 - 1)]
 
-def _yard(sandbox, concurrency, seconds, temperature=1., max_tokens=256):
+def yard(sandbox, concurrency, seconds, temperature=1., max_tokens=256):
     from clawlab.capture.engines.base import Sampling
     from clawlab.study.drive import Yard
     return Yard(sandbox or setting('sandbox', 'backend'), concurrency or int(setting('lab', 'concurrency')), Sampling(temperature=temperature, max_tokens=max_tokens), seconds or None)
 
 @train_app.command('sft')
-def train_sft(model: Model, to: To, store: Annotated[str, typer.Option(help='Store with teacher rollouts; or let the oracle play: --tasks and --harness')] = '', tasks: Suite = '', harness: Harness = '',
+def train_sft(model: Model, to: To, store: Annotated[str, typer.Option(help='Store with teacher rollouts; or let the oracle play: --tasks and --harness')] = '', data: Annotated[str, typer.Option(help='Or a finished data set, of `clawlab data build`')] = '', tasks: Suite = '', harness: Harness = '',
               n: Annotated[int, whole(least=1, help='Rollouts that the oracle plays in each harness')] = 32, steps: Steps = 100, batch: Annotated[int, whole(least=1)] = 16, lr: Lr = 1e-4,
               min_score: Annotated[float, real(most=1, help='Demonstrations below it are left out')] = .75, heldout: Annotated[float, real(most=.9, help='Share of the tasks put aside')] = .1, lora: Rank = 0, dtype: Dtype = 'float32',
               token_budget: Budget = 8192, sandbox: Sandbox = '', concurrency: Many = 0, seconds: Seconds = 0, seed: Seed = 0, wandb: Track = False):
     "Supervised cold start on rollouts through the harness."
     from clawlab.study.drive import train_sft as go
-    emit(asyncio.run(go(model=model, to=to, yard=_yard(sandbox, concurrency, seconds), store=store, suite=tasks, harness=harness, n=n, steps=steps, batch=batch, lr=lr, rank=lora, dtype=dtype, min_score=min_score, heldout=heldout,
+    emit(asyncio.run(go(model=model, to=to, yard=yard(sandbox, concurrency, seconds), store=store, data=data, suite=tasks, harness=harness, n=n, steps=steps, batch=batch, lr=lr, rank=lora, dtype=dtype, min_score=min_score, heldout=heldout,
                         seed=seed, wandb=wandb, say=say, token_budget=token_budget)))
 
 # %% ../../nbs/48_study.commands.ipynb #2bca711f
@@ -108,7 +108,7 @@ def _rl_command(kind: str, text: str):
         from clawlab.study.drive import interval, train_rl as go
         if bad := sorted(set(weights := numbers(penalty)) - {'score', *PENALTIES}): raise InputError(f'unknown reward component {bad[0]!r}; there are score, {", ".join(PENALTIES)}')
         extra = dict(critic_lr=critic_lr or None) if kind == 'ppo' else {}
-        emit(asyncio.run(go(kind, model=model, to=to, suite=tasks, harness=harness, yard=_yard(sandbox, concurrency, seconds, temperature, max_tokens), store=store, steps=steps, groups=groups, samples=samples, lr=lr, rank=lora, between=interval(between),
+        emit(asyncio.run(go(kind, model=model, to=to, suite=tasks, harness=harness, yard=yard(sandbox, concurrency, seconds, temperature, max_tokens), store=store, steps=steps, groups=groups, samples=samples, lr=lr, rank=lora, between=interval(between),
             resample=resample, validate_every=validate_every, validation=validation, reward=penalties if weights else None, weights={**dict.fromkeys(PENALTIES, 0.), **weights} if weights else None, seed=seed, wandb=wandb, say=say,
             layout=layout, kl=kl, entropy=entropy, switches=numbers(switch), dtype=dtype, token_budget=token_budget, **extra)))
     run.__doc__ = text; train_app.command(kind)(run)
@@ -139,7 +139,7 @@ def eval_(tasks: Suite, harness: Harness, store: Annotated[str, typer.Option(hel
     "Scores of a policy on every harness named, with intervals; interrupted, it goes on."
     from clawlab.study.drive import evaluate_policy
     eng, name = _policy(checkpoint, engine)
-    emit(asyncio.run(evaluate_policy(eng, name, suite=tasks, harness=harness, yard=_yard(sandbox, concurrency, seconds, temperature, max_tokens), store=store, split=split, n=n or None, samples=samples, seed=seed, say=say)))
+    emit(asyncio.run(evaluate_policy(eng, name, suite=tasks, harness=harness, yard=yard(sandbox, concurrency, seconds, temperature, max_tokens), store=store, split=split, n=n or None, samples=samples, seed=seed, say=say)))
 
 def try_(checkpoint: Annotated[str, typer.Option(help='A checkpoint, or any model folder')], harness: Annotated[str, typer.Option()], instruction: Annotated[str, typer.Argument(help='What to do; -: read it from standard input')],
          file: Annotated[Optional[list[Path]], typer.Option(help='Put this file into the workspace; repeatable')] = None, store: Annotated[str, typer.Option(help='Keep the calls here')] = '',
@@ -152,7 +152,7 @@ def try_(checkpoint: Annotated[str, typer.Option(help='A checkpoint, or any mode
     files = {f.name: f.read_text(errors='replace') for f in file or ()}; text = sys.stdin.read() if instruction == '-' else instruction
     with tempfile.TemporaryDirectory() as tmp:
         eng, _ = _policy(checkpoint, None)
-        got = asyncio.run(try_policy(eng, harness=harness, instruction=text, files=files, yard=_yard(sandbox, 1, seconds, temperature, max_tokens), store=store or f'{tmp}/calls.db', say=say))
+        got = asyncio.run(try_policy(eng, harness=harness, instruction=text, files=files, yard=yard(sandbox, 1, seconds, temperature, max_tokens), store=store or f'{tmp}/calls.db', say=say))
     emit(dict(got, store=got['store'] if store else None))
 
 def export(to: Annotated[Path, typer.Option(help='A folder that is not there yet')], checkpoint: Annotated[Optional[str], typer.Option(help='A checkpoint of a run')] = None, store: Annotated[Optional[str], typer.Option(help='Or a store of calls')] = None,

@@ -20,14 +20,16 @@ from ..launch.rollouts import Job, outcome_of, run_harness, run_rollouts
 from ..launch.sandbox.base import Limits, probe
 from ..launch.egress.gate import front
 from ..launch.tasks import load_suite, select
+from ..learn.data import SFTData
 from ..learn.tree import build_tree
 from .behavior import behavior, recovery, summarise
 from .metrics import cell, task_scores
 from . import stages
 
 # %% auto #0
-__all__ = ['FORMATS', 'policy_dir', 'mix_of', 'interval', 'weights_digest', 'Yard', 'demonstrations', 'name_of', 'by_itself',
-           'train_sft', 'train_rl', 'evaluate_policy', 'try_policy', 'call_rows', 'readable', 'export_store']
+__all__ = ['FORMATS', 'policy_dir', 'mix_of', 'interval', 'weights_digest', 'Yard', 'demonstrations', 'name_of', 'finished',
+           'by_itself', 'train_sft', 'train_rl', 'evaluate_policy', 'try_policy', 'call_rows', 'readable',
+           'export_store']
 
 # %% ../../nbs/47_study.drive.ipynb #090bbc30
 def policy_dir(spec: str) -> Path:
@@ -113,6 +115,13 @@ def name_of(folder: Path, store: str = '') -> str:
     "Of a run, in the names of its groups, from which its rollouts' seeds come: the same in every folder, but in a store that others may use no two folders share one."
     return 'run' + (f'-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}' if store else '')
 
+def finished(data: str, template: Template) -> SFTData:
+    "A data set of `clawlab data build`, if it is in this policy's tokens."
+    from clawlab.learn.sftdata import examples, read_data, tokens_of
+    rows, card = read_data(data)
+    if (have := card['versions']['tokenizer']) != (want := tokens_of(template)): raise InputError(f'{data} is in the tokens {have}, the model reads {want}: build it with --tokenizer and the model\'s folder')
+    return examples(rows)
+
 def _binding(options): return {k: v for k, v in options.items() if k != 'token_budget'}   # a run that ran out of memory may go on with less
 
 def by_itself(f):
@@ -124,7 +133,7 @@ def by_itself(f):
     return g
 
 @by_itself
-async def train_sft(*, model: str, to: str, yard: Yard, store: str = '', suite: str = '', harness: str = '', n: int = 32, steps: int = 100, batch: int = 16, lr: float = 1e-4, rank: int = 0,
+async def train_sft(*, model: str, to: str, yard: Yard, store: str = '', data: str = '', suite: str = '', harness: str = '', n: int = 32, steps: int = 100, batch: int = 16, lr: float = 1e-4, rank: int = 0,
                     dtype: str = 'float32', min_score: float = .75, heldout: float = .1, seed: int = 0, wandb: bool = False, say: Callable = print, **options) -> dict:
     "Cold start: supervised training on rollouts through the harness (algorithms, section 7)."
     from clawlab.learn.checkpoints import Run
@@ -132,21 +141,25 @@ async def train_sft(*, model: str, to: str, yard: Yard, store: str = '', suite: 
     from clawlab.learn.loops import Wandb, apart, sft
     from clawlab.learn.train import Trainer
     from clawlab.learn.weights import lora
-    if bool(suite) != bool(harness) or not (suite or store): raise InputError('demonstrations come from --store, or from the oracle: --tasks and --harness')
+    if bool(suite) != bool(harness) or not (suite or store or data): raise InputError('demonstrations come from --store, from --data, or from the oracle: --tasks and --harness')
+    if data and (suite or store): raise InputError('--data is a finished data set: it takes no --store and no --tasks')
     start, folder, mix = policy_dir(model), Path(to), mix_of(harness) if harness else {}
     config = dict(kind='sft', model=str(start.resolve()), weights=weights_digest(start), tasks=suite, harness=mix, n=n if suite else 0, batch=batch, lr=lr, rank=rank, dtype=dtype, min_score=min_score, heldout=heldout, seed=seed, **_binding(options))
     net = _load(start)
     trainer = Trainer(lora(net, rank) if rank else net, lr=lr, dtype=dtype, seed=seed, assets=start, **options)
     (run := Run(folder)).configure(config, keep=False)
-    rs = await demonstrations(template := Template.from_dir(start), store or str(folder/'calls.db'), yard=yard, suite=suite, mix=mix, n=n, name=f'{name_of(folder, store)}/teach', seed=seed)
-    data = sft_data(rs, min_score=min_score, heldout=heldout, seed=seed)
-    if not data.splits['train']: raise InputError(f'no demonstration is left of {len(rs)}: ' + ', '.join(f"{s['stage']} dropped {s['dropped']}" for s in data.card['stages'] if s['dropped']))
-    run.configure(config := dict(config, data=data.card['digest']))
+    template = Template.from_dir(start)
+    if data: kept = finished(data, template)
+    else:
+        rs = await demonstrations(template, store or str(folder/'calls.db'), yard=yard, suite=suite, mix=mix, n=n, name=f'{name_of(folder, store)}/teach', seed=seed)
+        kept = sft_data(rs, min_score=min_score, heldout=heldout, seed=seed)
+        if not kept.splits['train']: raise InputError(f'no demonstration is left of {len(rs)}: ' + ', '.join(f"{s['stage']} dropped {s['dropped']}" for s in kept.card['stages'] if s['dropped']))
+    run.configure(config := dict(config, data=kept.card['digest']))
     track = Wandb(folder, config) if wandb else None
-    try: await apart(trainer, sft, trainer, data.splits['train'], steps, folder, batch=batch, heldout=data.splits.get('heldout', ()), track=track, say=say)
+    try: await apart(trainer, sft, trainer, kept.splits['train'], steps, folder, batch=batch, heldout=kept.splits.get('heldout', ()), track=track, say=say)
     finally: track and track.close()
     rows = run.log.rows()
-    return dict(kind='sft', folder=str(folder), checkpoint=str(run.checkpoints()[-1]), steps=len(rows), card=data.card, nll=rows[-1]['nll'], nll_heldout=rows[-1].get('nll_heldout'), curve=[{k: r[k] for k in ('step', 'nll')} for r in rows])
+    return dict(kind='sft', folder=str(folder), checkpoint=str(run.checkpoints()[-1]), steps=len(rows), card=kept.card, nll=rows[-1]['nll'], nll_heldout=rows[-1].get('nll_heldout'), curve=[{k: r[k] for k in ('step', 'nll')} for r in rows])
 
 # %% ../../nbs/47_study.drive.ipynb #e14e5b8e
 @by_itself

@@ -11,8 +11,8 @@ from ..chat import Template
 from .base import Context, Generation, Sampling, unsampled
 
 # %% auto #0
-__all__ = ['SHELL_WORDS', 'RETRY', 'SUBMIT', 'shell_tool', 'shell_call', 'tool_line', 'native_tool', 'step_call', 'steps_done',
-           'OracleEngine']
+__all__ = ['SHELL_WORDS', 'RETRY', 'UNREAD', 'SUBMIT', 'shell_tool', 'shell_call', 'tool_line', 'native_tool', 'step_call',
+           'reading', 'granted', 'steps_done', 'OracleEngine']
 
 # %% ../../../nbs/12c_capture.engines.oracle.ipynb #981f9925
 SHELL_WORDS = ('bash', 'shell', 'terminal', 'exec', 'command', 'run')
@@ -51,7 +51,25 @@ def step_call(step: str | dict, tools, shell: tuple[dict, str]) -> ToolCall:
     if not (t := native_tool(tools, step['tool'])): return shell_call(*shell, tool_line(step))
     return ToolCall('', t['name'], step['arguments'], json.dumps(step['arguments'], ensure_ascii=False))
 
-# %% ../../../nbs/12c_capture.engines.oracle.ipynb #612fb981
+# %% ../../../nbs/12c_capture.engines.oracle.ipynb #61fda4e7
+UNREAD = re.compile(r'File (\S+) has not been read')
+
+def reading(tools, refusal: str) -> ToolCall | None:
+    "The call that reads the file which a refusal names; None if it is no such refusal."
+    t = next((t for t in tools if 'read' in t['name'].lower() and 'file_path' in t['parameters'].get('properties', {})), None)
+    if t is None or not (m := UNREAD.search(refusal)): return None
+    return ToolCall('', t['name'], {'file_path': m[1]}, json.dumps({'file_path': m[1]}))
+
+def granted(messages) -> list[Message]:
+    "The messages without calls that were refused so, and without the reading that followed."
+    out, asked = [], False
+    for m, after in zip(messages, (*messages[1:], Message('user', ''))):
+        refused = m.role == 'assistant' and after.role == 'tool' and bool(UNREAD.search(after.content))
+        if refused or asked and m.role == 'assistant': asked = refused
+        elif not (m.role == 'tool' and UNREAD.search(m.content)): out.append(m)
+    return out
+
+# %% ../../../nbs/12c_capture.engines.oracle.ipynb #ded0f1b3
 SUBMIT = 'COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT'
 
 def steps_done(steps, messages) -> int:
@@ -83,7 +101,8 @@ class OracleEngine:
         if (shell := shell_tool(context.tools)) is None: return Message('assistant', self.final) # a side call: title, summary
         steps = list(task.habit if self.plays_habit(task, context.seed) else task.steps)
         if any(SUBMIT in m.content for m in context.messages if m.role in ('system', 'user')): steps.append(f'echo {SUBMIT}')
-        done = steps_done(steps, context.messages)
+        if read := reading(context.tools, context.messages[-1].content if context.messages else ''): return Message('assistant', '', self.think, (read,))
+        done = steps_done(steps, granted(context.messages))
         if done >= len(steps): return Message('assistant', self.final)
         return Message('assistant', '', self.think, (step_call(steps[done], context.tools, shell),))
 

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['RUN', 'STAGE', 'UIDS', 'PORT', 'libc', 'NOSUID', 'NODEV', 'BIND', 'REC', 'SLAVE', 'FATAL', 'KILLS', 'DENIED',
            'NO_SUCH', 'INSIDE', 'ALLOW', 'NOTIFY', 'SOCKET', 'NETLINK', 'LINKS', 'FILTER', 'FILTER_INSIDE', 'BUFFERS',
-           'INITS', 'ETC', 'call', 'mount', 'fail', 'rules', 'rules_inside', 'assemble', 'install', 'hear', 'unwelcome',
-           'aimed', 'cgroup_base', 'cgroup_files', 'procs', 'clear', 'lock', 'bury', 'claim', 'open_box', 'lay_out',
-           'no_cgroup', 'bind', 'close_box', 'init', 'lower', 'become', 'start', 'memfd', 'watch', 'unwatch',
-           'informed', 'listen_in', 'go', 'filtered', 'heard', 'process_of', 'kill', 'oom_kills', 'at_limit',
+           'NARROW', 'INITS', 'ETC', 'call', 'mount', 'fail', 'rules', 'rules_inside', 'assemble', 'install', 'hear',
+           'unwelcome', 'aimed', 'cgroup_base', 'cgroup_files', 'procs', 'clear', 'lock', 'bury', 'claim', 'open_box',
+           'lay_out', 'no_cgroup', 'bind', 'close_box', 'init', 'lower', 'become', 'start', 'memfd', 'watch', 'unwatch',
+           'informed', 'prepare_net', 'go', 'filtered', 'heard', 'process_of', 'kill', 'oom_kills', 'at_limit',
            'memory_of', 'ended', 'vanished', 'done', 'stop', 'closed', 'receive_fds', 'send', 'request', 'receive',
            'overdue', 'loop', 'stage', 'main']
 
@@ -57,7 +57,7 @@ def rules():
     return [(nr, NOTIFY, arg, FATAL, True) for nr, arg in KILLS.values()] + deny + [
         (SOCKET, NOTIFY, 0, (NETLINK,), True),
         (SOCKET, fail(errno.EAFNOSUPPORT), 0, (1, 2, 10, NETLINK), False),  # unix, inet, inet6
-        (SOCKET, fail(errno.EPROTONOSUPPORT), 2, (2,), True),      # netlink between programs
+        (SOCKET, fail(errno.EPROTONOSUPPORT), 2, (0, 1, 6, 17, 58), False),  # TCP, UDP and echo; no netlink between programs, no SCTP, MPTCP, DCCP
         (53, fail(errno.EAFNOSUPPORT), 0, (1,), False),            # socketpair
         (54, fail(0), 2, (8,), True),                              # setsockopt SO_RCVBUF: a wish; the kernel, too, grants less
         (302, fail(errno.EPERM), 0, (0,), False),                  # prlimit64 of another process
@@ -120,6 +120,7 @@ def aimed(buf, process):
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #ab40b97e
 BUFFERS = 'memory.kmem.tcp.limit_in_bytes'  # version 1 charges what waits in TCP and UDP sockets to nobody unless this is set
+NARROW = dict(tcp_rmem='4096 16384 16384', tcp_wmem='4096 8192 8192')  # least, usual and most bytes in a TCP socket, either way
 
 def cgroup_base(controller):
     "The launcher's own cgroup of a version 1 controller, or None."
@@ -321,17 +322,19 @@ def informed(k, run):
     except ProcessLookupError: return
     watch(k, run.init, lambda: vanished(k, run))
     if run.timed_out or run.stopped: return kill(run)
-    if not run.listen: return go(run)
-    try: sock = listen_in(pid)
+    try: sock = prepare_net(pid, memory_of(run.box), run.listen)
     except OSError: return kill(run)
+    if not sock: return go(run)
     send(k, dict(id=run.id, event='listen'), [sock.fileno()]); sock.close()
 
-def listen_in(pid):
-    "A socket that listens on 127.0.0.1:8000 in the network namespace of another process."
+def prepare_net(pid, narrow, listen):
+    "In the network namespace of another process: narrow TCP; a socket that listens on 127.0.0.1:8000."
     here, there = (os.open(f'/proc/{p}/ns/net', os.O_RDONLY | os.O_CLOEXEC) for p in ('self', pid))
     try:
         call('setns', there, 0x40000000)
         try:
+            for k, v in NARROW.items() if narrow else (): open(f'/proc/sys/net/ipv4/{k}', 'w').write(v)
+            if not listen: return None
             sock = socket.socket()
             sock.setsockopt(socket.SOL_IP, 15, 1)  # IP_FREEBIND: loopback may not be up yet
             sock.bind(('127.0.0.1', PORT)); sock.listen(128)

@@ -85,7 +85,7 @@ def run_args(name: str, owner: str, uid: int, box: str, talk: str, limits: Limit
     args = ['run', '--detach', '--rm', '--pull', 'never', '--name', name, '--label', f'clawlab={owner}', '--hostname', 'sandbox', '--log-driver', 'none', '--network', 'none', '--no-hosts', '--passwd=false',
             '--user', f'{uid}:{uid}', '--cap-drop', 'all', '--security-opt', 'no-new-privileges', '--security-opt', 'label=disable', '--read-only', '--read-only-tmpfs=false', '--image-volume', 'ignore', '--shm-size', '64m',
             '--http-proxy=false', '--systemd=false', '--ulimit', 'nofile=1024:4096', '--ulimit', 'nproc=4096:4096', '--ulimit', 'core=0:0', '--workdir', '/', '--conmon-pidfile', f'{box}/{name}.pid', *limit_args(limits)]
-    if parent := own_cgroup(): args += ['--cgroup-parent', parent]
+    if parent := own_cgroup(): args += ['--cgroup-parent', parent, *(f'--sysctl=net.ipv4.{k}={v}' for k, v in keeper.NARROW.items())]
     for a, b in (('workspace', WORKSPACE), ('home', HOME), ('tmp', '/tmp')): args += volume(f'{box}/ws/{a}', b, 'rw')
     return args + [x for b in (*binds, (talk, '/run/clawlab')) for x in volume(*b)]
 
