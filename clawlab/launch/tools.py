@@ -180,7 +180,7 @@ class Tools:
         if p.get('name') not in self.specs: raise ValueError(f'unknown tool {p.get("name")!r}')
         if not isinstance(args, dict): raise ValueError('arguments must be an object')
         text, error = self.call(p['name'], args)
-        return {'content': [{'type': 'text', 'text': text}], 'isError': error}
+        return {'content': [{'type': 'text', 'text': f'error: {text}' if error else text}], 'isError': error}  # some harnesses drop the flag
 
     def serve(self):
         for raw in sys.stdin.buffer:
