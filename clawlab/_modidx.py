@@ -2510,6 +2510,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'clawlab.learn.embed.MiniLM': ('learn.embed.html#minilm', 'clawlab/learn/embed.py'),
                                      'clawlab.learn.embed.MiniLM.__call__': ('learn.embed.html#minilm.__call__', 'clawlab/learn/embed.py'),
                                      'clawlab.learn.embed.MiniLM.__init__': ('learn.embed.html#minilm.__init__', 'clawlab/learn/embed.py'),
+                                     'clawlab.learn.embed.MiniLM.load': ('learn.embed.html#minilm.load', 'clawlab/learn/embed.py'),
                                      'clawlab.learn.embed.Words': ('learn.embed.html#words', 'clawlab/learn/embed.py'),
                                      'clawlab.learn.embed.Words.__call__': ('learn.embed.html#words.__call__', 'clawlab/learn/embed.py'),
                                      'clawlab.learn.embed._dots': ('learn.embed.html#_dots', 'clawlab/learn/embed.py'),

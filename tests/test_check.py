@@ -45,7 +45,7 @@ async def test_whatever_it_tries_to_reach_is_counted(tmp_path, doing, n):
 @pytest.mark.parametrize('before, changes, says', [
     ('', dict(skills=['~/.x/skills']), 'its skill is not in the prompt'), ('', dict(expect=Expect(roots=2)), 'roots: 1 instead of 2'), ('', dict(expect=Expect(drift='calls')), 'drift: 0 instead of 3'),
     ('', dict(wire={'tools': ['sh']}), 'quarantined'), ('', dict(mcp=Mcp(run={'env': {'X': '1'}})), 'not offered natively'), ('cd /tmp', {}, 'had no effect'), ('rm -r ~/.tools', {}, 'the tool of the task was not called'),
-    ('exit 7', {}, 'no model call'), (PY.format("urllib.request.urlopen('http://127.0.0.1:8000/v1/models')"), {}, 'refused')])
+    ('exit 7', {}, 'no model call'), (PY.format("urllib.request.urlopen('http://127.0.0.1:8000/s/other/v1/models')"), {}, 'another session')])
 async def test_what_is_not_as_described_is_named(tmp_path, before, changes, says):
     r = await row(spoiled(before, **changes), tmp_path)
     assert r['ok'] is False and r['status'] == 'differs' and any(says in p for p in r['problems']), r
@@ -78,3 +78,7 @@ async def test_installed_harnesses_do_as_described(name):
     if (h := load(name)).absent: pytest.skip(h.absent)
     r, = await check.check([name], load_suite('nano'), 1, progress=False)
     assert r['ok'] and r['elsewhere'] == 0 and r['skill'] in (None, True) and r['mcp'] in (None, True), r
+
+def test_a_page_that_cannot_be_written_is_known_before_anything_is_played(tmp_path, capfd):
+    assert main(['harness', 'check', 'react', '--sandbox', 'process', '--into', str(tmp_path/'no'/'page.md')]) == 2 and 'cannot write to' in capfd.readouterr().err
+    assert main(['harness', 'check', 'react', '--sandbox', 'process', '--oracle', '0', '--into', str(tmp_path/'new.md')]) == 0 and (tmp_path/'new.md').read_text().startswith('# Harnesses, checked\n\n<!--')

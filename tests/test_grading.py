@@ -191,6 +191,19 @@ async def test_S47_no_way_of_ending_the_verifier_loses_the_score(attack):
     s = await grade(t, {'a': 'x\n', 'run.py': f'import os, time\n{attack}\ntime.sleep(9)'}, backend='bwrap')
     assert s.score is not None and (s.score == 1 or s.label.startswith('ended: the verifier')), s
 
+@backends
+@pytest.mark.parametrize('left, score, label', [({'out.json': '{"n": 3}'}, 1., ''), ({'out.json': '{"n": 4}'}, 0., ''), ({}, 0., ''), ({'out.json': '{'}, 0., 'broke: JSONDecodeError'), ({'out.json': '{}'}, 0., "broke: KeyError: 'n', on what the agent left"), ({'out.json': b'\xff'}, 0., 'broke: UnicodeDecodeError')])
+async def test_S47_a_malformed_answer_is_a_labelled_zero_not_a_free_ticket(backend, left, score, label):
+    body = "import json\nif not (w/'out.json').exists(): return 0.\nreturn float(json.loads((w/'out.json').read_text())['n'] == 3)"
+    s = await grade(task(says(body)), {'a': 'x\n', **left}, backend=backend)
+    assert s.score == score and (s.label.startswith(label) if label else not s.label) and s.error == ''
+    assert (await grade(replace(task(says(body)), files=left), left, backend=backend)).score == (None if label else score)   # where it breaks untouched, too, it is broken
+
+async def test_a_number_that_is_no_score_is_the_verifiers_own_fault():
+    "An honest agent may have done too well for a careless sum: that is no zero."
+    s = await grade(task(says("return len(list(w.iterdir()))/2")), {str(i): '' for i in range(9)}, backend='process')
+    assert s.score is None and s.error == 'ValueError: a score of 4.5'
+
 @bwrap
 async def test_a_verifier_that_is_ended_by_the_untouched_workspace_too_is_broken():
     files = {'a': 'x\n', 'run.py': 'import os\nos.kill(os.getppid(), 11)'}

@@ -1,15 +1,16 @@
 """Harnesses in real sandboxes against the real proxy with a scripted engine; clawlab's own loop against a nasty endpoint."""
-import asyncio, json, os, sys, threading, tomllib
+import asyncio, json, os, re, subprocess, sys, threading, tomllib
 from dataclasses import replace
+from pathlib import Path
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest, yaml
-from clawlab.records import InputError, Rollout
+from clawlab.records import InputError, Rollout, repo_root
 from clawlab.capture.engines.base import Sampling
 from clawlab.capture.engines.script import ScriptEngine
 from clawlab.capture.proxy import Proxy
 from clawlab.capture.store import Store
 from clawlab.launch import harness
-from clawlab.launch.harness import known, load, read_spec
+from clawlab.launch.harness import Spec, known, load, read_spec
 from clawlab.launch.sandbox.base import Limits, make_sandbox, probe
 
 WHY = asyncio.run(probe('bwrap'))
@@ -105,6 +106,32 @@ async def test_both_ways_of_mini_swe_agent_send_the_same_prompts(tmp_path):
     assert [c.prompt_ids.tolist() for c in x] == [c.prompt_ids.tolist() for c in y]
 
 
+def tutorial() -> str:
+    "The commands and files of harnesses/README.md, in order, as one script."
+    blocks = re.findall(r'^```(sh|toml)([^\n]*)\n(.*?)^```$', (repo_root()/'harnesses'/'README.md').read_text(), re.M | re.S)
+    return 'set -e\n' + ''.join(body if kind == 'sh' else f"cat > {path} <<'END'\n{body}END\n" for kind, path, body in blocks)
+
+def test_the_tutorial_is_complete():
+    script = tutorial()
+    assert script.count('<<') == 2 and 'harness install gptme' in script and script.index('requirements.txt') < script.index('<<')
+    for text in re.findall(r"<<'END'\n(.*?)END\n", script, re.S): Spec(**tomllib.loads(text))
+
+@pytest.mark.slow
+@pytest.mark.harness
+@pytest.mark.timeout(1200)
+def test_the_tutorial_as_it_stands(tmp_path):
+    "A program that nobody here has heard of becomes a harness by the words of harnesses/README.md; two minutes, of which pip takes one."
+    if WHY: pytest.skip(WHY)
+    env = {k: v for k, v in os.environ.items() if not k.startswith('CLAWLAB_')} | {'CLAWLAB_LAB_HOME': str(tmp_path/'home'), 'PYTHONPATH': str(repo_root()), 'PATH': f'{Path(sys.executable).parent}:{os.environ["PATH"]}'}
+    p = subprocess.run(['bash'], input=tutorial(), cwd=tmp_path, env=env, capture_output=True, text=True, timeout=1100)
+    assert p.returncode == 0 and 'not yet' in p.stdout, p
+    said = [json.loads(l) for l in p.stdout.splitlines() if l.startswith('{')]
+    first, then = (x['checks'][0] for x in said if 'checks' in x)
+    assert any('reach something else' in x for x in first['problems']) and first['side'] == 1
+    assert then['ok'] and (then['side'], then['elsewhere'], then['oracle']) == (0, 0, 10)
+    assert [(r['outcome'], r['reward']) for r in said[-1]['rollouts']] == [('ok', 1.0)] * 3
+
+
 # harness.toml and lock files
 
 def toml(tmp_path, text, **changes):
@@ -160,6 +187,16 @@ def test_hermes_and_nanobot_are_told_window_address_and_key():
             assert told == (70000, 'policy', 'http://127.0.0.1:1/s/x/v1', '${CLAWLAB_KEY}') and env['CLAWLAB_KEY'] == 'sk-7'
             assert 'sk-7' not in ''.join([*argv, *files.values()]) and any(a.endswith('=-x {api_key}') for a in argv) and h.session['max_calls'] == 100
             assert server == (None if h == load(name) else {'command': '/usr/bin/python3', 'args': ['-I', '-S', '/home/agent/.tools/run.py', 'mcp']})
+
+@pytest.mark.parametrize('name', ['zeroclaw', 'openai-compatible'])
+def test_harnesses_that_are_only_described_say_so_in_one_line(name):
+    h = load(name)
+    argv, env, files = h.command('do {model}', 'policy', 'http://127.0.0.1:1/s/x/', 'sk-7')
+    assert argv[-1] == 'do {model}' and 'sk-7' in env.values() and 'sk-7' not in ''.join([*argv, *files.values()])
+    for t in files.values(): assert tomllib.loads(t)['default_provider'] == 'custom:http://127.0.0.1:1/s/x/v1'
+    assert not h.installed and '\n' not in h.absent
+    for use in (lambda: h.binds, lambda: harness.install(name)):
+        with pytest.raises(InputError, match='never run here'): use()
 
 def test_S46_claude_code_is_no_root_and_is_told_of_its_sandbox():
     "It refuses to skip permissions as root; inside, everybody is uid 1000 (see `the_same_view_in_every_rollout`)."

@@ -89,5 +89,11 @@ def test_recovery_is_read_apart_from_success(turns, reward, reacted, mended, rec
 def test_recovery_has_a_denominator_of_its_own():
     rs = [run(('a', BAD), ('b', GOOD), reward=x, task_id=f't{i}') for i, x in enumerate((1., 0., 0.))] + [run(('a', GOOD), task_id='x'), run(('a', GOOD), task_id='y', reward=0.)]
     got = B.recovery(rs, n_boot=100)
+    assert got.pop('overcome') is None   # no tool of a task was made to fail
     assert {k: (v['value'], v['n'], v['of']) for k, v in got.items()} == dict(failed=(.6, 5, 5), reacted=(1, 3, 5), mended=(1, 3, 5), recovered=(pytest.approx(1/3), 3, 5))
     assert all(v['resamples'] == 'tasks' for v in got.values()) and B.recovery(rs[3:])['recovered'] is None
+
+@pytest.mark.parametrize('scores, overcome', [({'faults': 2, 'recovered': 1}, .5), ({'faults': 0, 'recovered': 0}, None), ({}, None), ({'faults': 2}, None), ({'faults': 'many', 'recovered': 1}, None), ({'faults': True, 'recovered': True}, None)])
+def test_injected_failures_are_counted_by_the_tools_themselves(scores, overcome):
+    from dataclasses import replace
+    assert B.behavior(replace(run(('a', GOOD)), scores=scores))['overcome'] == overcome

@@ -19,9 +19,9 @@ from .sandbox.base import Exec, Limits, probe
 from .tools import offer
 
 # %% auto #0
-__all__ = ['QUESTION', 'TOOLS', 'COUNTED', 'NET', 'COLUMNS', 'marked', 'with_skill', 'elsewhere', 'Watched', 'watching', 'shape',
-           'differs', 'prompt_chars', 'said', 'Played', 'play', 'looked_at', 'solved', 'every', 'check', 'table',
-           'quirks']
+__all__ = ['QUESTION', 'TOOLS', 'COUNTED', 'NET', 'PATIENCE_S', 'COLUMNS', 'marked', 'with_skill', 'elsewhere', 'Watched',
+           'watching', 'shape', 'differs', 'prompt_chars', 'said', 'Played', 'play', 'looked_at', 'solved', 'every',
+           'check', 'table', 'quirks']
 
 # %% ../../nbs/24b_launch.check.ipynb #8903e7fd
 QUESTION = 'How many lines has a.txt? Write the number to n.txt.'
@@ -105,7 +105,7 @@ class Played:
     ex: Exec
     files: dict[str, bytes]
     calls: list[Call]
-    refused: int            # requests that the proxy turned away
+    refused: dict[int, int] # requests that the proxy turned away, by status
     start_s: float | None   # from the start of the program to its first model call
 
 async def play(h: Harness, word: str, *, proxy: Proxy, backend: str, limits: Limits) -> Played:
@@ -116,7 +116,7 @@ async def play(h: Harness, word: str, *, proxy: Proxy, backend: str, limits: Lim
         try: ex, files, _ = await run_harness(task, w, s, proxy, backend, limits)
         finally: calls = list(await proxy.close_session(s.session_id))
         first = min((c.t_start for c in calls), default=None)
-        return Played(ex, files, calls, sum(s.stats.refused.values()), first - w.begun[0] if first and isinstance(w, Watched) else None)
+        return Played(ex, files, calls, dict(s.stats.refused), first - w.begun[0] if first and isinstance(w, Watched) else None)
 
 # %% ../../nbs/24b_launch.check.ipynb #e51d4b16
 def looked_at(h: Harness, word: str, p: Played) -> dict:
@@ -125,18 +125,20 @@ def looked_at(h: Harness, word: str, p: Played) -> dict:
     heard, text = word in p.files.get('.state/calls.jsonl', b'').decode(errors='replace'), said(p.calls)
     native = any(t['name'].endswith('marker') for c in p.calls for t in c.tools)
     net = elsewhere(p.files[NET].decode(errors='replace')) if NET in p.files else None
-    row = dict(shape(p.calls), side=sum(c.role != 'main' for c in p.calls), start_s=p.start_s and round(p.start_s, 1), elsewhere=net,
+    row = dict(shape(p.calls), side=sum(c.role != 'main' for c in p.calls), refused=sum(p.refused.values()), start_s=p.start_s and round(p.start_s, 1), elsewhere=net,
                skill=f'skill-{word}' in text if h.spec.skills else None, mcp=(heard and native) if h.spec.mcp else None, prompt_chars=prompt_chars(p.calls))
     wrong = {f'outcome {outcome} ({reason})': outcome != 'ok', 'the command of its tool had no effect': p.files.get('n.txt', b'').strip() != b'3',
              'a failed command is not in the next prompt': 'No such file' not in text, 'its skill is not in the prompt': row['skill'] is False,
              'the tool of the task was not called' if not heard else 'the tool of the task is not offered natively': not heard or row['mcp'] is False,
-             f'{p.refused} requests refused by the proxy': p.refused, f'{net} attempts to reach something else': net}
+             f'{p.refused.get(403)} requests that belong to another session': p.refused.get(403), f'{net} attempts to reach something else': net}
     return row | dict(problems=[k for k, v in wrong.items() if v] + differs(h, p.calls))
 
 # %% ../../nbs/24b_launch.check.ipynb #ab13e9a3
-async def solved(h: Harness, tasks: list[Task], *, proxy, store, backend: str, concurrency: int, progress: bool = True) -> tuple[list[Rollout], list[str]]:
+PATIENCE_S = 600 # deadline of a run: a check asks what a program does, not how fast this machine is today
+
+async def solved(h: Harness, tasks: list[Task], *, proxy, store, backend: str, concurrency: int, limits: Limits | None = None, progress: bool = True) -> tuple[list[Rollout], list[str]]:
     "The rollouts of the oracle, and what is wrong with them."
-    rs = await run_rollouts([Job(t, h.name, group='check', tag=h.name) for t in tasks], proxy=proxy, store=store, backend=backend, concurrency=concurrency, progress=progress)
+    rs = await run_rollouts([Job(t, h.name, group='check', tag=h.name) for t in tasks], proxy=proxy, store=store, backend=backend, concurrency=concurrency, limits=limits, progress=progress)
     bad = [f'{r.task_id}: {r.reward if r.reward is not None else r.outcome} ({r.meta.get("reason") or r.dropped_reason or "not solved"})' for r in rs if r.reward != 1 or r.outcome != 'ok']
     bad += [f'{r.task_id}: {d}' for r in rs if not r.meta.get('reason') for d in differs(h, r.calls)]
     return rs, [f'{bad[0]}' + f', and {len(bad) - 1} more'*(len(bad) > 1)] if bad else []
@@ -165,15 +167,15 @@ async def check(names: list[str], suite: dict[str, Task] | None = None, # whose 
         await proxy.start(*front(backend))
         try:
             for h in hs:
-                rows.append(row := await _row(h, word, tasks, proxy=proxy, store=store, backend=backend, concurrency=concurrency, limits=limits or Limits.default(), progress=progress))
+                rows.append(row := await _row(h, word, tasks, proxy=proxy, store=store, backend=backend, concurrency=concurrency, limits=limits or Limits.default(seconds=PATIENCE_S), progress=progress))
                 tell(row)
         finally: await proxy.stop()
     return rows
 
-async def _row(h: Harness, word: str, tasks, *, limits, **kw) -> dict:
+async def _row(h: Harness, word: str, tasks, **kw) -> dict:
     t0, row = time.monotonic(), dict(harness=h.name, version=h.version, status='', ok=None, prompt_tokens=h.spec.prompt_tokens, problems=[])
     if h.absent: return row | dict(status='not run here' if not h.spec.tried else 'not installed')
-    try: row |= looked_at(h, word, await play(h, word, proxy=kw['proxy'], backend=kw['backend'], limits=limits))
+    try: row |= looked_at(h, word, await play(h, word, **{k: kw[k] for k in ('proxy', 'backend', 'limits')}))
     except SandboxError as e: row['problems'] = [f'sandbox: {e}']
     if tasks and not row['problems']:
         rs, wrong = await solved(h, tasks, **kw)
@@ -186,7 +188,7 @@ COLUMNS = dict(harness='harness', version='version', status='check', prompt='pro
 def _cells(r: dict) -> dict:
     if r['ok'] is None: return {k: r.get(k, '') if k in ('harness', 'version', 'status') else '' for k in COLUMNS}
     def mark(v): return {None: '–', True: 'seen', False: 'MISSING'}[v]
-    side, get = f" + {r['side']} side"*bool(r.get('side')), lambda k: '?' if r.get(k) is None else str(r[k])
+    side, get = f" + {r['side']} side"*bool(r.get('side')) + f", {r['refused']} refused"*bool(r.get('refused')), lambda k: '?' if r.get(k) is None else str(r[k])
     return dict(harness=r['harness'], version=r['version'], status=r['status'], prompt=f"{r.get('prompt_chars', 0):,}", tokens=f"{r['prompt_tokens']:,}" if r['prompt_tokens'] else '', calls=get('calls') + side,
                 roots=get('roots'), leaves=get('leaves'), drift=get('drift'), start=get('start_s'), skill=mark(r.get('skill')), mcp=mark(r.get('mcp')), elsewhere=get('elsewhere'), oracle=f"{r['oracle']}/{r['tasks']}" if 'tasks' in r else '–')
 

@@ -15,8 +15,8 @@ from .sandbox.keeper import FATAL
 from .tools import guarded, start_files, tool_files
 
 # %% auto #0
-__all__ = ['GRADER', 'PYTHON', 'ROOM', 'UNSEEN', 'VERIFY_S', 'PASS', 'Score', 'unseen', 'Ended', 'Starved', 'tampered', 'settle',
-           'grade', 'play', 'check', 'check_suite']
+__all__ = ['GRADER', 'PYTHON', 'ROOM', 'UNSEEN', 'VERIFY_S', 'PASS', 'SLOW', 'Score', 'unseen', 'Ended', 'Starved', 'tampered',
+           'settle', 'grade', 'play', 'check', 'check_suite']
 
 # %% ../../nbs/23_launch.grading.ipynb #8d939ab4
 GRADER = r'''
@@ -48,6 +48,8 @@ def judge(root, case):
         space = {'__name__': 'verifier'}
         exec(compile(case['verifier'], 'verify.py', 'exec'), space)
         got = space['verify'](Path(root), case['expect'])
+    except BaseException as e: return {'raised': f'{type(e).__name__}: {e}'[:300]}
+    try:
         detail = dict(got) if isinstance(got, dict) else {}
         s = detail.pop('score') if isinstance(got, dict) else got
         if s is None and isinstance(got, dict) and case['rubric']: return {'detail': json.loads(json.dumps(detail))}
@@ -70,7 +72,7 @@ class Score:
     score: float | None
     detail: dict = field(default_factory=dict)
     error: str = ''
-    label: str = ''  # why the score is 0 whatever else the agent did: `gate: ...`, `protected: ...`, `tampered: ...`, `ended: ...`
+    label: str = ''  # why the score is 0 whatever else the agent did: `gate: ...`, `protected: ...`, `tampered: ...`, `broke: ...`, `ended: ...`
 
 ROOM = 8 << 20 # bytes of a workspace that a verifier reads
 
@@ -108,7 +110,7 @@ def _answer(ex, nonce: str, seconds: float, blame=False) -> list[Score]:
     if ex.timed_out: raise (Starved if ex.cpu < seconds/4 else Ended)(f'the verifier took more than {seconds:g} s')
     ours = [l[len(nonce):] for l in ex.stdout.decode('utf8', 'replace').splitlines() if l.startswith(nonce)]
     if len(ours) != 1: raise Ended(f'the verifier died: code {ex.code}, signal {ex.signal}{", out of memory" if ex.oom else ""}{": " if ex.stderr else ""}{ex.stderr[-300:].decode("utf8", "replace")}')
-    return [Score(a.get('score'), a.get('detail', {}) | ({'left_out': a['left_out']} if a['left_out'] else {}), a.get('error', '')) for a in json.loads(ours[0])]
+    return [Score(a.get('score'), a.get('detail', {}) | ({'left_out': a['left_out']} if a['left_out'] else {}), a.get('error', a.get('raised', '')), 'raised' if 'raised' in a else '') for a in json.loads(ours[0])]
 
 # %% ../../nbs/23_launch.grading.ipynb #89e77fdd
 def tampered(task: Task, files: dict[str, bytes | str]) -> dict[str, str]:
@@ -135,11 +137,12 @@ async def _grade(cases: list[tuple[Task, dict]], backend: str, seconds=20, blame
         ex = await box.exec(list(PYTHON), timeout=seconds, stdin=_question(cases, nonce, seconds))
     return _answer(ex, nonce, seconds, blame)
 
-async def _blame(task: Task, backend: str, seconds: float, e: GraderError) -> Score:
+async def _blame(task: Task, backend: str, seconds: float, what: str, doubt: bool = True) -> Score:
     "Whose fault a verifier is that gave no answer: a labelled 0 if it gives one for the untouched workspace, else no score."
-    try: sound = isinstance(e, Ended) and backend != 'process' and await _grade([(task, start_files(task))], backend, seconds)
+    why = what.partition(': ')[2]
+    try: sound = doubt and not (await _grade([(task, start_files(task))], backend, seconds))[0].error
     except (GraderError, SandboxError): sound = False
-    return Score(0., {'ended_by': str(e)}, label=f'ended: {e}, on what the agent left') if sound else Score(None, error=str(e))
+    return Score(0., {'broken_by': why}, label=f'{what}, on what the agent left') if sound else Score(None, error=why)
 
 VERIFY_S = 20 # deadline of a verifier, where the task's `limits` don't say `verify_seconds`
 
@@ -150,11 +153,12 @@ async def grade(task: Task,
     if s := settle(task, files): return s
     most = task.limits.get('verify_seconds', VERIFY_S)
     for last, seconds in ((False, most), (True, 6*most)):
-        try: return settle(task, files, (await _grade([(task, files)], backend, seconds, blame=backend != 'process'))[0])  # there, nobody knows who sent a signal
+        try: s, = await _grade([(task, files)], backend, seconds, blame=backend != 'process')  # there, nobody knows who sent a signal
         except GraderError as e:
-            if last or not isinstance(e, Starved): return await _blame(task, backend, most, e)
+            if last or not isinstance(e, Starved): return await _blame(task, backend, most, f'ended: {e}', isinstance(e, Ended) and backend != 'process')
         except SandboxError as e:
             if last: return Score(None, error=f'no sandbox for the verifier: {e}')
+        else: return await _blame(task, backend, most, f'broke: {s.error}') if s.label == 'raised' else settle(task, files, s)
 
 # %% ../../nbs/23_launch.grading.ipynb #a00ea601
 PASS = 0.75 # a score from which a task counts as solved (algorithms: the SFT filter's default)
@@ -167,6 +171,8 @@ def _line(step, at: str) -> str:
     call = tool_line(step).replace('~/.tools', at)
     return f'r=$({call} 2>&1); c=$?; case "$r" in *{shlex.quote(RETRY)}) {call};; *) exit $c;; esac'
 
+SLOW = 'solution: takes too long'
+
 def _script(tasks) -> str:
     "Plays every way of every task in a folder of its own; each failing step is a line `task way step code`."
     lines = ['top=$PWD']
@@ -175,7 +181,7 @@ def _script(tasks) -> str:
         lines += [f'/bin/bash -c {shlex.quote(_line(s, f"../.tools-{way}"))} >/dev/null 2>&1 </dev/null || echo {i} {way} {k} $?' for k, s in enumerate(steps, 1)]
     return '\n'.join(lines)
 
-async def play(tasks: list[Task], backend: str, seconds=30) -> list[tuple[dict[str, dict[str, bytes]], list[str]]]:
+async def play(tasks: list[Task], backend: str, seconds=60) -> list[tuple[dict[str, dict[str, bytes]], list[str]]]:
     "For each task: the workspace that each way of doing it leaves behind, and the steps of the solution that failed."
     limits = Limits(cpus=1, memory_mb=1024, pids=64, disk_mb=512, seconds=seconds)
     async with make_sandbox(backend, limits=limits, binds=(), listener=None, name='check') as box:
@@ -186,7 +192,7 @@ async def play(tasks: list[Task], backend: str, seconds=30) -> list[tuple[dict[s
     def folder(at): return {p[len(at):]: c for p, c in left.items() if p.startswith(at) and p != f'{at}.keep'}
     failed = [l.split() for l in ex.stdout.decode().splitlines()]
     return [({w: folder(f'{i}/{w}/') for w in _ways(t)}, [f'solution: step {k} fails with code {c}' for n, w, k, c in failed if (n, w) == (str(i), 'solution')]
-             + ['solution: takes too long']*ex.timed_out) for i, t in enumerate(tasks)]
+             + [SLOW]*ex.timed_out) for i, t in enumerate(tasks)]
 
 # %% ../../nbs/23_launch.grading.ipynb #283764e8
 def _verdict(name: str, s: Score) -> str:
@@ -202,8 +208,9 @@ def _spaces(t: Task, played) -> dict[str, dict]:
     return {'untouched': start_files(t), 'empty': {}, **played, 'junk': {p: bytes(range(256)) for p in paths}, 'folders': {f'{p}/x': b'' for p in paths}}
 
 async def _check(tasks: list[Task], backend: str) -> list[list[str]]:
-    "Problems of each task. A verifier that takes the others down with it is found by checking them one by one."
+    "Problems of each task. A solution or a verifier that takes the others down with it is found by checking them one by one."
     played = await play(tasks, backend)
+    if len(tasks) > 1 and any(SLOW in problems for _, problems in played): return [(await _check([t], backend))[0] for t in tasks]
     spaces = [_spaces(t, ways) for t, (ways, _) in zip(tasks, played)]
     cases = [(t, files) for t, s in zip(tasks, spaces) for files in s.values()]
     try: scores = iter([settle(*c, s) for c, s in zip(cases, await _grade(cases, backend, VERIFY_S + sum(t.limits.get('verify_seconds', 0) for t, _ in cases)))])

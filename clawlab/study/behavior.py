@@ -107,13 +107,14 @@ def kinds(call: ToolCall) -> list[str]:
 
 # %% ../../nbs/41_study.behavior.ipynb #230587ec
 def behavior(rollout: Rollout, *, passing: float = PASS) -> dict:
-    "Counts of one rollout: calls, tool_calls, malformed, unknown_tool, failed, reacted, mended, recovered, verified, looked_first, shell, tokens, egress, blocked, captcha, success; None where the question doesn't arise."
+    "Counts of one rollout: calls, tool_calls, malformed, unknown_tool, failed, reacted, mended, recovered, overcome, verified, looked_first, shell, tokens, egress, blocked, captcha, success; None where the question doesn't arise."
     cs, ss = own_calls(rollout), steps(rollout)
     sig = [(s.call.name, json.dumps(s.call.arguments, sort_keys=True, default=str)) for s in ss]
     fails = [i for i, s in enumerate(ss) if failed(s.result)]
     ok = None if rollout.reward is None else rollout.reward >= passing
     reacted = any(i + 1 < len(ss) and sig[i+1] != sig[i] for i in fails) if fails else None
     last = {s.call.name: failed(s.result) for s in ss if s.result is not None}
+    met, over = (rollout.scores.get(k) for k in ('faults', 'recovered'))   # what a task's own tools counted
     mended = not any(last[ss[i].call.name] for i in fails) if fails else None
     ks, way = [k for s in ss for k in kinds(s.call)], rollout.meta.get('egress')
     def share(a, of): return way[a]/way[of] if way and way[of] else None
@@ -121,6 +122,7 @@ def behavior(rollout: Rollout, *, passing: float = PASS) -> dict:
     return dict(rollout_id=rollout.rollout_id, task_id=rollout.task_id, harness=rollout.harness, checkpoint=rollout.checkpoint,
                 calls=len(cs), tool_calls=len(ss), malformed=sum(map(malformed, cs)), unknown_tool=sum(not s.known for s in ss),
                 failed=len(fails), reacted=reacted, mended=mended, recovered=None if reacted is None or ok is None else reacted and ok,
+                overcome=over/met if type(met) is type(over) is int and met > 0 else None,
                 verified=None if wrote is None else 'read' in ks[wrote+1:], looked_first=None if wrote is None else 'read' in ks[:wrote],
                 shell=sum(shell_text(s.call) is not None or s.call.name.lower() in SHELLS for s in ss),
                 tokens=sum(len(c.output_ids) for c in cs), egress=way and way['requests'], blocked=share('blocked', 'requests'), captcha=share('captcha', 'seen'), success=ok)
@@ -128,7 +130,7 @@ def behavior(rollout: Rollout, *, passing: float = PASS) -> dict:
 # %% ../../nbs/41_study.behavior.ipynb #c40503ac
 EGRESS = dict(egress='requests to the outside per rollout', blocked='... of these blocked (by our list, or 403, 429, 451, 503)', captcha='visible responses that ask for proof of a human')
 METRICS = dict(calls='model calls per rollout', tool_calls='steps (tool calls) per rollout', malformed='malformed tool calls per rollout', unknown_tool='calls of unknown tools per rollout',
-               failed='failed commands per rollout', reacted='reacts to a failure with another call', mended='after a failure, no tool is left failing', recovered='reacts to a failure and solves the task',
+               failed='failed commands per rollout', reacted='reacts to a failure with another call', mended='after a failure, no tool is left failing', recovered='reacts to a failure and solves the task', overcome='injected failures of tools that it got over',
                looked_first='reads before the first write', verified='reads back after a write', shell_share='share of shell among tool calls', tokens='sampled tokens per rollout', **EGRESS)
 
 def summarise(rows: Iterable[dict], metrics: Iterable[str] = tuple(METRICS), *, n_boot: int = 2000) -> dict[str, dict | None]:
@@ -143,7 +145,7 @@ def summarise(rows: Iterable[dict], metrics: Iterable[str] = tuple(METRICS), *, 
     return res
 
 # %% ../../nbs/41_study.behavior.ipynb #8852f34b
-RECOVERY = ('failed', 'reacted', 'mended', 'recovered')
+RECOVERY = ('failed', 'reacted', 'mended', 'recovered', 'overcome')
 
 def recovery(rollouts: Iterable[Rollout], *, passing: float = PASS, n_boot: int = 2000) -> dict[str, dict | None]:
     "Failed calls per rollout, and of the rollouts that met a failure (`n`, out of `of`) the shares that reacted, mended, recovered; intervals resample tasks, `None` where no rollout met one."

@@ -14,10 +14,10 @@ from ...records import InputError, Task
 from ..tasks import TaskLine
 
 # %% auto #0
-__all__ = ['LARGEST', 'MOST', 'LFS', 'SCRIPT', 'RUBRIC_ONLY', 'CHECK', 'OURS', 'Loaded', 'Format', 'text_or_bytes', 'read_file',
-           'read_folder', 'read_text', 'read_json', 'read_toml', 'read_yaml', 'read_rows', 'header', 'to_workspace',
-           'outside', 'as_json', 'from_json', 'safe_name', 'make_task', 'gather', 'split_of', 'rubric_of',
-           'strange_modules', 'wrapped', 'write_files', 'ours', 'theirs', 'inexpressible']
+__all__ = ['LARGEST', 'MOST', 'LFS', 'BEFORE', 'SCRIPT', 'RUBRIC_ONLY', 'CHECK', 'OURS', 'Loaded', 'Format', 'text_or_bytes',
+           'read_file', 'read_folder', 'read_text', 'read_json', 'read_toml', 'read_yaml', 'read_rows', 'header',
+           'to_workspace', 'outside', 'as_json', 'from_json', 'safe_name', 'make_task', 'gather', 'split_of',
+           'rubric_of', 'strange_modules', 'wrapped', 'write_files', 'ours', 'theirs', 'inexpressible']
 
 # %% ../../../nbs/22c_launch.formats.base.ipynb #98e30507
 class Loaded(NamedTuple):
@@ -119,20 +119,22 @@ def header(p: Path) -> set[str]:
         if p.suffix == '.csv': return {c.strip() for c in next(csv.reader([first]), [])}
         row = json.loads(p.read_bytes())[0] if p.suffix == '.json' else json.loads(first)
         return set(row) if isinstance(row, dict) else set()
-    except (ImportError, OSError, ValueError, LookupError, TypeError, csv.Error): return set()
+    except (ImportError, OSError, ValueError, LookupError, TypeError, RecursionError, csv.Error): return set()
 
 # %% ../../../nbs/22c_launch.formats.base.ipynb #435ec2fe
+BEFORE = r'(?:(?<![\w./~}])|(?<=\s-[A-Za-z]))'   # what may stand before an absolute path
+
 def to_workspace(text: str, *roots: str) -> str:
     "A text in which paths below the roots are relative to the workspace; a root alone is `./`."
     for r in sorted(roots, key=len, reverse=True):
-        at = r'(?<![\w./~}\-])' + re.escape(r.rstrip('/'))
+        at = BEFORE + re.escape(r.rstrip('/'))
         text = re.sub(at + r'(?=/+[^\s/"\'`)\]>,;:|&])', '.', text)
         text = re.sub(at + r'/*(?![\w-]|\.\w)', './', text)
     return text
 
 def outside(text: str) -> list[str]:
     "Absolute paths of a container that a text still names."
-    return sorted({m[0].rstrip('.,:') for m in re.finditer(r'(?<![\w./~:}\-])/(?:app|data|etc|home|logs|mnt|opt|root|solution|srv|tests|tmp|usr|var|workspace)(?:/[\w.@+-]+)*\b', text)})
+    return sorted({m[0].rstrip('.,:') for m in re.finditer(r'(?<![\w./~:}])/(?:app|data|etc|home|logs|mnt|opt|root|solution|srv|tests|tmp|usr|var|workspace)(?:/[\w.@+-]+)*\b', text)})
 
 # %% ../../../nbs/22c_launch.formats.base.ipynb #f921ae18
 SCRIPT = r"""
@@ -144,7 +146,7 @@ BIN = {}   # programs that the sandbox has not, by name: found before those of t
 def content(c, roots):
     "A file as bytes; in text, the container's folders become ours."
     if isinstance(c, dict): return base64.b64decode(c['base64'])
-    for at, here in roots: c = re.sub(r'(?<![\w./~}\-])' + re.escape(at) + r'(?![\w-]|\.\w)', lambda m: here, c)
+    for at, here in roots: c = re.sub(r'(?:(?<![\w./~}])|(?<=\s-[A-Za-z]))' + re.escape(at) + r'(?![\w-]|\.\w)', lambda m: here, c)
     return c.encode()
 
 def lay(p, data):

@@ -33,7 +33,7 @@ def _components(y: dict) -> tuple[list[dict], dict[str, str], list[str]]:
         kind, keys = check.get('type'), [str(k) for k in check.get('keywords') or []]
         if kind == 'keywords_present' and keys and weight > 0: words.append(dict(name=name, weight=weight, keywords=keys))
         elif check.get('rubric') or check.get('description') and kind in ('llm_judge', 'rubric'): judged[name] = str(check.get('rubric') or check['description'])
-        else: left.append(f'the check {name} ({kind})')
+        else: left.append(f'a check: {name} ({kind})')
     whole = str(y.get('judge_rubric') or '').strip()
     if judged and whole: judged = {k: f'{v}\n(from the rubric of the whole:) {whole}' if i == 0 else v for i, (k, v) in enumerate(judged.items())}
     return words, judged or rubric_of(whole), left
@@ -43,7 +43,7 @@ def _files(y: dict, d: Path) -> tuple[dict, list[str]]:
     files, left, prompt = {}, [], y.get('prompt') or {}
     for name in dict.fromkeys(map(str, [*(y.get('sandbox_files') or []), *((y.get('environment') or {}).get('fixtures') or []), *(prompt.get('attachments') or [])])):
         at = next((b/name for b in (d, d.parent, d.parent.parent) if (b/name).is_file() and (b/name).resolve().is_relative_to(d.parent.parent.resolve())), None)
-        if at is None: left.append(f'{name}: not in this checkout')
+        if at is None: left.append(f'a file: {name} is not in this checkout')
         else: files[to_workspace(name, '/workspace').removeprefix('./').split(f'{d.name}/')[-1]] = read_file(at)
     return files, left
 
@@ -55,8 +55,8 @@ def _task(d: Path, split: str) -> Task:
     if not words and not rubric: raise InputError('scored by grader.py alone')
     files, lost = _files(y, d)
     left = [*(['grader.py'] if (d/'grader.py').is_file() else []), *left, *lost]
-    if y.get('services'): left.append(f'the services {", ".join(str(s.get("name")) for s in y["services"])}')
-    if tools := [str(t.get('name')) for t in y.get('tools') or [] if t.get('name') not in ('Bash', 'Read', 'Write', 'Edit')]: left.append(f'the tools {", ".join(tools)}')
+    if y.get('services'): left.append(f'services: {", ".join(str(s.get("name")) for s in y["services"])}')
+    if tools := [str(t.get('name')) for t in y.get('tools') or [] if t.get('name') not in ('Bash', 'Read', 'Write', 'Edit')]: left.append(f'tools: {", ".join(tools)}')
     if (y.get('user_agent') or {}).get('enabled'): left.append('the simulated user')
     left += [f'{k}: {len(y[k])}' for k in ('safety_checks', 'expected_actions', 'sandbox_grader_files', 'env_snapshot_commands', 'env_snapshot_files', 'local_grader_files') if y.get(k)]
     if len(rubric) > 1: left.append('the weights between the judged components')

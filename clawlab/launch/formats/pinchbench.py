@@ -87,7 +87,7 @@ def _task(p: Path, root: Path, qwen: bool) -> Task:
     rubric, lost = criteria(parts.get('LLM Judge Rubric', ''), parts.get('Grading Criteria', '')) if kind != 'automated' else ({}, [])
     code = '' if kind == 'llm_judge' else _code(parts.get('Automated Checks', ''), p.name)
     if kind != 'automated' and not rubric: raise InputError('no rubric and no criteria to judge by')
-    if kind == 'hybrid': left.append(f'its own weights {json.dumps(front.get("grading_weights") or {"automated": .5, "llm_judge": .5})}: code weighs 0.7, rubric 0.3' + (', and a judge counts whatever the code score is' if qwen else ''))
+    if kind == 'hybrid': left.append(f'weights of code and judge: {json.dumps(front.get("grading_weights") or {"automated": .5, "llm_judge": .5})}; here 0.7 and 0.3' + (', and a judge counts whatever the code score is' if qwen else ''))
     if len(re.findall(r'\btranscript\b', re.sub(r'(?s)""".*?"""', '', code))) > 1: left.append('the transcript: checks that read it see an empty one')
     if '_PINCHBENCH_PRIVATE' in code: left.append('a private answer key')
     left += lost + [f'module {m}, if the grading sandbox lacks it' for m in strange_modules({'grade.py': code}) if not any(Path(f).stem == m for f in files)]

@@ -99,7 +99,7 @@ def _office(folder: Path) -> Loaded:
         files = {f'docs/{n}': read_file(index[n]) for n in docs if n in index}
         text = str(r['question']).strip() + (' The documents are in `docs/`.' if files else '') + ASK
         return make_task(str(r['uid']), text, format='officeqa', split='test', verifier=ANSWER, family='officeqa', files=files, expect={'answer': str(r['answer']), 'tolerance': .01}, steps=[_step(str(r['answer']))],
-                         level=2 if r.get('difficulty') == 'hard' else 1, left_out=[f'the document {n}: not in this checkout' for n in docs if n not in index] + ['the corpus beyond the named documents'])
+                         level=2 if r.get('difficulty') == 'hard' else 1, left_out=[f'a document: {n} is not in this checkout' for n in docs if n not in index] + ['the corpus beyond the named documents'])
     return gather(rows.items(), make)
 
 OFFICEQA = Format('officeqa', 'OfficeQA: uid, question, answer, source_files', lambda d: bool(_tables(d, OFFICE)), _office)
@@ -124,7 +124,7 @@ def _atlas(folder: Path) -> Loaded:
         servers = sorted({re.split(r'_(?=[A-Za-z])', t)[0] for t in tools})
         return make_task(str(r['TASK']), str(r['PROMPT'] or '').strip() + ASK.replace(', and nothing else,', ' with everything it rests on'), format='mcp-atlas', split='test', verifier=ANSWER, family='mcp-atlas', expect=RUBRIC_ONLY,
                          rubric={f'claim {i}': f'The answer supports: {c}' for i, c in enumerate(want, 1)}, steps=[_step('\n'.join(want))],
-                         left_out=[f'{len(tools)} tools of the servers {", ".join(servers)}', *(['the reference trajectory'] if r.get('TRAJECTORY') else [])])
+                         left_out=[*([f'tools: {len(tools)} of the servers {", ".join(servers)}'] if tools else []), *(['the reference trajectory'] if r.get('TRAJECTORY') else [])])
     return gather(((r['TASK'], r) for f in _tables(folder, ATLAS) for r in read_rows(f)), make)
 
 MCP_ATLAS = Format('mcp-atlas', 'MCP-Atlas: TASK, ENABLED_TOOLS, PROMPT, GTFA_CLAIMS', lambda d: bool(_tables(d, ATLAS)), _atlas)
@@ -142,7 +142,7 @@ def _job(name: str, prompt: str, occupation: str, rubric, files: dict, left: lis
     criteria = rubric_of(rubric)
     if not criteria: raise InputError('no rubric to judge by')
     weights = [str(r['weight']) for r in rubric.get('rubrics', []) if isinstance(r, dict) and 'weight' in r] if isinstance(rubric, dict) else []
-    if len(set(weights)) > 1: left.append(f'the weights {", ".join(weights)} of its criteria')
+    if len(set(weights)) > 1: left.append(f'weights of the criteria: {", ".join(weights)}')
     return make_task(name, prompt, format='jobbench', split='test', verifier=ANSWER, family=occupation.replace('_', ' '), files=files, expect=RUBRIC_ONLY, rubric=criteria, left_out=left, level=1 if easy else 2)
 
 def _jobbench(folder: Path) -> Loaded:
@@ -163,7 +163,7 @@ def _jobbench(folder: Path) -> Loaded:
         for n in _names(r.get('reference_files')) if isinstance(r.get('reference_files'), str) else list(r.get('reference_files') or []):
             p = f.parent/n
             if p.is_file() and p.resolve().is_relative_to(folder.resolve()): files[n.split('task_folder/')[-1]] = read_file(p)
-            else: left.append(f'{n}: not in this checkout')
+            else: left.append(f'a reference file: {n} is not in this checkout')
         try: rubric = json.loads(r['rubric_json'])
         except (ValueError, TypeError): raise InputError('rubric_json: no JSON') from None
         return _job(str(r['task_id']) + ('__easy' if 'easy' in f.stem else ''), str(r['prompt']), str(r['occupation']), rubric, files, left, 'easy' in f.stem)
