@@ -42,6 +42,14 @@ def test_the_seeds_of_a_run_are_its_own_and_no_category_is_missing():
 
 # Every refusal
 
+async def test_a_longer_run_keeps_what_a_shorter_one_had(tmp_path):
+    plan = Plan(k=1, wrong=0, wave=3, quota=1)
+    async def run(n): await synthesize(tmp_path, n, TemplateProposer(0), plan, **quick); return load_suite(tmp_path)
+    two = await run(2); calls = (tmp_path/'ledger.jsonl').read_bytes()
+    five = await run(5); assert (tmp_path/'ledger.jsonl').read_bytes().startswith(calls) and len(five) == 5
+    assert {k: five[k] for k in two} == two and {t.split for t in five.values()} == {'train', 'validation', 'test'}
+    assert await run(2) == two and not (tmp_path/'validation.jsonl').exists()
+
 ORDER = (*TASK_FAULTS, 'a repetition', *(f for f in IDEA_FAULTS if f != 'a repetition'))  # what is repeated must be a good idea
 
 async def test_every_fault_is_refused_with_its_reason_and_repaired_where_it_can_be(tmp_path):
@@ -51,7 +59,8 @@ async def test_every_fault_is_refused_with_its_reason_and_repaired_where_it_can_
     assert {f for i, f in enumerate(ORDER) if s.ledger.passed(i)} == {f for f in ORDER if FAULTS[f][1]}
     d = s.summary()
     assert sum(d['repaired'].values()) == d['tasks'] == sum(FAULTS[f][1] for f in ORDER) and d['refused'] == {'unsafe': 1, 'unsolvable': 1}
-    assert all(a - sum(lost.values()) == b for (_, a, _), (_, b, lost) in zip(d['funnel'], d['funnel'][1:])) and d['funnel'][-1][1] == d['tasks']
+    assert all(a - sum(lost.values()) == b for f in ('funnel', 'versions') for (_, a, _), (_, b, lost) in zip(d[f], d[f][1:])) and d['funnel'][-1][1] == d['versions'][-1][1] == d['tasks']
+    assert d['funnel'][0][1] == len(ORDER) == d['versions'][0][1] - len(ORDER)
     tasks = load_suite(tmp_path)
     assert len(tasks) == d['tasks'] and all(overlap([t], [u for u in tasks.values() if u is not t]) == 0 for t in tasks.values())
     assert all(t.source['format'] == 'synthesized' for t in tasks.values())

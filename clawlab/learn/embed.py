@@ -44,19 +44,22 @@ def minilm(say=None) -> Path:
     return prepared('all-minilm-l6-v2', make, say)
 
 class MiniLM:
-    "Mean of the last hidden states over all windows of a text."
-    name = f'all-MiniLM-L6-v2@{SHA256[:8]}'
-    def __init__(self, say=None):
+    "Mean of the last hidden states over all windows of a text. Loaded when the first text comes."
+    name, model = f'all-MiniLM-L6-v2@{SHA256[:8]}', None
+    def __init__(self, say=None): self.say = say
+
+    def load(self):
         from tokenizers import Tokenizer
         from transformers import AutoModel
         from transformers.utils.logging import disable_progress_bar
         disable_progress_bar()
-        self.model = AutoModel.from_pretrained(d := minilm(say), local_files_only=True).eval()
+        self.model = AutoModel.from_pretrained(d := minilm(self.say), local_files_only=True).eval()
         self.tok = Tokenizer.from_file(str(d/'tokenizer.json')); self.tok.no_truncation(); self.tok.no_padding()
         self.begin, self.end = self.tok.token_to_id('[CLS]'), self.tok.token_to_id('[SEP]')
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray: # float32[N, 384]
         import torch
+        if self.model is None: self.load()
         def mean(text):
             ids = self.tok.encode(text.encode('utf8', 'replace').decode(), add_special_tokens=False).ids
             windows = [[self.begin, *ids[i:i + WINDOW], self.end] for i in range(0, len(ids) or 1, WINDOW)]

@@ -14,7 +14,6 @@ from ..launch.harness import load
 from ..launch.rollouts import Job
 from ..launch.tasks import load_suite, select
 from ..learn.embed import embedder
-from ..learn.nano import retokenise
 from ..learn.sftdata import Line, Plan, check_target, deeds, distinct, ledger, make_card, plan, rows, tokens_of, trainable, write_data
 from .commands import make_engine
 from .drive import Yard, by_itself, mix_of, policy_dir
@@ -36,6 +35,7 @@ def teacher(spec: str, tasks: Mapping[str, Task], template: Template | None, wro
 def in_tokens(rs: Sequence[Rollout], template: Template | None, own: Template) -> list[Rollout]:
     "Rollouts in the tokens of `template`; those that a policy sampled in others are refused."
     if template is None or tokens_of(template) == tokens_of(own): return list(rs)
+    from clawlab.learn.nano import retokenise
     sampled = lambda r: any(not np.isnan(c.logprobs).all() for c in r.calls)
     if bad := next((r for r in rs if sampled(r)), None): raise InputError(f'the teacher sampled {tokens_of(own)}, not the tokens of --tokenizer ({tokens_of(template)}), as in rollout {bad.rollout_id}: leave --tokenizer out, or take a teacher with the same tokenizer')
     return [retokenise(r, template) for r in rs]
@@ -73,9 +73,11 @@ async def build_data(*, suite: str, harness: str, engine: str, store: str, to: s
     check_target(to, format); tasks, mix = load_suite(suite), mix_of(harness); model = embedder(embed, say=lambda text: say(f'clawlab: {text}'))
     template = Template.from_dir(policy_dir(tokenizer)) if tokenizer else None
     only = {t.task_id for t in select(tasks, split='train', n=first, seed=seed)} if first else None
-    p = plan(tasks, model, similar=similar, validation=validation, seed=seed, only=only)
+    eng = teacher(engine, tasks, template, wrong, think); own = eng.template
+    try: p = plan(tasks, model, similar=similar, validation=validation, seed=seed, only=only)
+    except BaseException: await eng.close(); raise
     say(f'clawlab: {len(p.side)} training tasks, {len(p.left)} left out because they resemble held-out ones')
-    eng = teacher(engine, tasks, template, wrong, think); own = eng.template; tokens = tokens_of(template or own); name = _name(tasks, suite, eng, tokens, yard, seed, wrong, think)
+    tokens = tokens_of(template or own); name = _name(tasks, suite, eng, tokens, yard, seed, wrong, think)
     async with yard.serve(eng, store) as (_, play, _):
         rs = await play(Job(tasks[t], h, k, f'{name}/{h}/{t}', eng.name, 'train', seed, tag='teacher') for t in sorted(p.side) for h in mix for k in range(n))
     lines = ledger(p, tasks, mix, n, in_tokens(rs, template, own), keep)

@@ -119,7 +119,7 @@ def header(p: Path) -> set[str]:
         if p.suffix == '.csv': return {c.strip() for c in next(csv.reader([first]), [])}
         row = json.loads(p.read_bytes())[0] if p.suffix == '.json' else json.loads(first)
         return set(row) if isinstance(row, dict) else set()
-    except (ImportError, OSError, ValueError, LookupError, TypeError, csv.Error): return set()
+    except (ImportError, OSError, ValueError, LookupError, TypeError, RecursionError, csv.Error): return set()
 
 # %% ../../../nbs/22c_launch.formats.base.ipynb #435ec2fe
 BEFORE = r'(?:(?<![\w./~}])|(?<=\s-[A-Za-z]))'   # what may stand before an absolute path

@@ -43,7 +43,9 @@ def put(path, text): return f"cat > {path} <<'EOF'\n{text if text.endswith(chr(1
 def py(source): return f"python3 - <<'EOF'\n{source.strip()}\nEOF"
 def js(value): return json.dumps(value)
 def want(name, kind, **fields): return dict(name=name, kind=kind, **fields)
-def task(say, files, steps, habit, wants, keep=(), **more): return dict(instruction=say, files=files, steps=steps, habit=habit, expect=dict(want=wants, keep=list(keep)), **more)
+def task(say, files, steps, habit, wants, keep=(), **more):
+    runs = dict(limits=dict(verify_seconds=60)) if any(w['kind'] == 'code' for w in wants) else {}
+    return dict(instruction=say, files=files, steps=steps, habit=habit, expect=dict(want=wants, keep=list(keep)), **runs, **more)
 def untouched(files, *paths): return [want(f'{p} unchanged', 'same_file', path=p, text=files[p]) for p in paths]
 
 # product and collaboration
