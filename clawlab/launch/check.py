@@ -188,7 +188,7 @@ COLUMNS = dict(harness='harness', version='version', status='check', prompt='pro
 def _cells(r: dict) -> dict:
     if r['ok'] is None: return {k: r.get(k, '') if k in ('harness', 'version', 'status') else '' for k in COLUMNS}
     def mark(v): return {None: '–', True: 'seen', False: 'MISSING'}[v]
-    side, get = f" + {r['side']} side"*bool(r.get('side')) + f", {r['refused']} refused"*bool(r.get('refused')), lambda k: '?' if r.get(k) is None else str(r[k])
+    side, get = f" + {r.get('side')} side"*bool(r.get('side')) + f", {r.get('refused')} refused"*bool(r.get('refused')), lambda k: '?' if r.get(k) is None else str(r[k])
     return dict(harness=r['harness'], version=r['version'], status=r['status'], prompt=f"{r.get('prompt_chars', 0):,}", tokens=f"{r['prompt_tokens']:,}" if r['prompt_tokens'] else '', calls=get('calls') + side,
                 roots=get('roots'), leaves=get('leaves'), drift=get('drift'), start=get('start_s'), skill=mark(r.get('skill')), mcp=mark(r.get('mcp')), elsewhere=get('elsewhere'), oracle=f"{r['oracle']}/{r['tasks']}" if 'tasks' in r else '–')
 
