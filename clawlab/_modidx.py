@@ -1026,6 +1026,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                 'clawlab/launch/check.py'),
                                       'clawlab.launch.check._cells': ('launch.check.html#_cells', 'clawlab/launch/check.py'),
                                       'clawlab.launch.check._row': ('launch.check.html#_row', 'clawlab/launch/check.py'),
+                                      'clawlab.launch.check.cells_of': ('launch.check.html#cells_of', 'clawlab/launch/check.py'),
                                       'clawlab.launch.check.check': ('launch.check.html#check', 'clawlab/launch/check.py'),
                                       'clawlab.launch.check.differs': ('launch.check.html#differs', 'clawlab/launch/check.py'),
                                       'clawlab.launch.check.elsewhere': ('launch.check.html#elsewhere', 'clawlab/launch/check.py'),
