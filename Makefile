@@ -79,7 +79,7 @@ test-browser: env
 	 apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; }
 	@$(BIN)/python -m pytest tests/test_viewer.py
 
-# Every harness there is, OpenClaw too: 800 MB more, and half a minute of processor for each of its rollouts.
+# Every harness there is: 2.5 GB more, and half a minute of processor for each rollout of OpenClaw.
 test-harnesses: env
 	@$(BIN)/clawlab harness install all >/dev/null
 	@$(BIN)/python -m pytest tests -m harness

@@ -78,3 +78,7 @@ async def test_installed_harnesses_do_as_described(name):
     if (h := load(name)).absent: pytest.skip(h.absent)
     r, = await check.check([name], load_suite('nano'), 1, progress=False)
     assert r['ok'] and r['elsewhere'] == 0 and r['skill'] in (None, True) and r['mcp'] in (None, True), r
+
+def test_a_page_that_cannot_be_written_is_known_before_anything_is_played(tmp_path, capfd):
+    assert main(['harness', 'check', 'react', '--sandbox', 'process', '--into', str(tmp_path/'no'/'page.md')]) == 2 and 'cannot write to' in capfd.readouterr().err
+    assert main(['harness', 'check', 'react', '--sandbox', 'process', '--oracle', '0', '--into', str(tmp_path/'new.md')]) == 0 and (tmp_path/'new.md').read_text().startswith('# Harnesses, checked\n\n<!--')

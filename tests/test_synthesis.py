@@ -42,6 +42,14 @@ def test_the_seeds_of_a_run_are_its_own_and_no_category_is_missing():
 
 # Every refusal
 
+async def test_a_longer_run_keeps_what_a_shorter_one_had(tmp_path):
+    plan = Plan(k=1, wrong=0, wave=3, quota=1)
+    async def run(n): await synthesize(tmp_path, n, TemplateProposer(0), plan, **quick); return load_suite(tmp_path)
+    two = await run(2); calls = (tmp_path/'ledger.jsonl').read_bytes()
+    five = await run(5); assert (tmp_path/'ledger.jsonl').read_bytes().startswith(calls) and len(five) == 5
+    assert {k: five[k] for k in two} == two and {t.split for t in five.values()} == {'train', 'validation', 'test'}
+    assert await run(2) == two and not (tmp_path/'validation.jsonl').exists()
+
 ORDER = (*TASK_FAULTS, 'a repetition', *(f for f in IDEA_FAULTS if f != 'a repetition'))  # what is repeated must be a good idea
 
 async def test_every_fault_is_refused_with_its_reason_and_repaired_where_it_can_be(tmp_path):
@@ -51,7 +59,8 @@ async def test_every_fault_is_refused_with_its_reason_and_repaired_where_it_can_
     assert {f for i, f in enumerate(ORDER) if s.ledger.passed(i)} == {f for f in ORDER if FAULTS[f][1]}
     d = s.summary()
     assert sum(d['repaired'].values()) == d['tasks'] == sum(FAULTS[f][1] for f in ORDER) and d['refused'] == {'unsafe': 1, 'unsolvable': 1}
-    assert all(a - sum(lost.values()) == b for (_, a, _), (_, b, lost) in zip(d['funnel'], d['funnel'][1:])) and d['funnel'][-1][1] == d['tasks']
+    assert all(a - sum(lost.values()) == b for f in ('funnel', 'versions') for (_, a, _), (_, b, lost) in zip(d[f], d[f][1:])) and d['funnel'][-1][1] == d['versions'][-1][1] == d['tasks']
+    assert d['funnel'][0][1] == len(ORDER) == d['versions'][0][1] - len(ORDER)
     tasks = load_suite(tmp_path)
     assert len(tasks) == d['tasks'] and all(overlap([t], [u for u in tasks.values() if u is not t]) == 0 for t in tasks.values())
     assert all(t.source['format'] == 'synthesized' for t in tasks.values())
@@ -205,8 +214,9 @@ async def test_a_server_that_fails_for_good_says_so_in_one_line_without_the_key(
         with pytest.raises(EngineError, match='307'): await ask(s, key='A_KEY')
         assert len(s.seen) == 1                     # a key isn't carried to wherever a server points
     with pytest.raises(EngineError, match='127.0.0.1'): await Endpoint('http://127.0.0.1:9/v1', 'm', tries=2).ask([], Idea)
-    for bad in (('ftp://x', 'm', ''), ('http://x/v1', '', ''), ('http://x/v1', 'm', 'NO_SUCH_VARIABLE_17')):
-        with pytest.raises(InputError): Endpoint(*bad)
+    for bad in (('ftp://x', 'm', ''), ('http://x/v1', '', ''), ('http://me:sk-1@x/v1', 'm', ''), ('http://x/v1?key=sk-1', 'm', ''), ('http://x/v1', 'm', 'NO_SUCH_VARIABLE_17')):
+        with pytest.raises(InputError) as e: Endpoint(*bad)
+        assert 'sk-1' not in str(e.value)
 
 async def test_a_slow_server_and_one_that_never_stops(monkeypatch):
     released = asyncio.Event()
@@ -246,11 +256,13 @@ class Model(Server):
             if f'\nIdea: {idea.idea}\n' in user: return says((await self.inner.build(seed, idea)).model_dump_json())
 
 @bwrap
-async def test_a_model_behind_an_endpoint_makes_a_suite(tmp_path):
+async def test_a_model_behind_an_endpoint_makes_a_suite(tmp_path, monkeypatch):
+    monkeypatch.setenv('A_KEY', 'sk-secret-17')
     async with Model() as m:
-        p = ModelProposer(Endpoint(m.url, 'tiny', answers=tmp_path/'answers.jsonl'))
+        p = ModelProposer(Endpoint(m.url, 'tiny', 'A_KEY', answers=tmp_path/'answers.jsonl'))
         s = await synthesize(tmp_path, 2, p, Plan(f'{m.url} tiny', k=1, wrong=0, wave=3), 'bwrap', most=9, concurrency=2, progress=False)
     assert s.summary()['tasks'] == 2 == len(load_suite(tmp_path)) and p.endpoint.asked['retries'] + s.summary()['refusals'].get('no_answer', 0) + p.endpoint.asked['calls'] > 4
+    assert set(m.keys) == {'Bearer sk-secret-17'} and not any(b'sk-secret' in f.read_bytes() for f in tmp_path.rglob('*') if f.is_file())
     with pytest.raises(InputError, match='choose a sandbox'): await synthesize(tmp_path/'x', 1, ModelProposer(Endpoint('http://x/v1', 'm')), Plan('http://x/v1 m'), **quick)
 
 # The command

@@ -152,3 +152,85 @@ def test_a_suite_that_is_written_is_read_back(tmp_path):
     for tasks, to, says in (([t], 's', 'not empty'), ([t], 'half', 'not empty'), ([], 'n', 'no tasks'), ([t, replace(t, verifier='def verify(w, e): return 1')], 'n', '2 verifiers'), ([replace(t, split='dev')], 'n', "'dev'"), ([t, t], 'n', 'twice')):
         with pytest.raises(InputError, match=says): save_suite(tasks, tmp_path/to)
     assert sorted(p.name for p in tmp_path.iterdir()) == ['half', 's']
+
+
+# claw: office and software work with services
+
+CLAW = NANO.parent/'claw'
+
+def claw_module(name):
+    spec = importlib.util.spec_from_file_location(f'claw_{name}', CLAW/f'{name}.py')
+    spec.loader.exec_module(m := importlib.util.module_from_spec(spec))
+    return m
+
+@pytest.fixture(scope='module')
+def claw(): return load_suite('claw')
+
+def test_claw_is_what_its_generator_writes():
+    for split, ts in claw_module('generate').suite().items():
+        assert (CLAW/f'{split}.jsonl').read_text(encoding='utf8') == ''.join(json.dumps(t, ensure_ascii=False) + '\n' for t in ts), split
+
+def test_claw_has_families_levels_services_failures_and_splits_apart(claw):
+    gen, ts = claw_module('generate'), list(claw.values())
+    families = {f.__name__.replace('_', '-'): c for c, fs in gen.FAMILIES.items() for f in fs}
+    assert len(families) == 12 and Counter(families.values()) == Counter({c: 2 for c in ('product-collab', 'systems-auto', 'analysis-reason', 'content-domain', 'planning-knowl', 'software-dev')})
+    assert all(f'| {c} | {f} |' in (CLAW/'README.md').read_text() for f, c in families.items())
+    assert Counter(t.split for t in ts) == {'train': 72, 'validation': 24, 'test': 48} and {t.family for t in ts} == set(families)
+    for split in ('train', 'test'): assert len({(t.family, t.level) for t in ts if t.split == split}) == 36
+    split = {s: select(claw, split=s) for s in ('train', 'validation', 'test')}
+    assert all(overlap(split[a], split[b]) == 0 for a in split for b in split if a != b) and all(len({json.dumps([t.files, t.state]) for t in x}) == len(x) == len({t.instruction for t in x}) for x in split.values())
+    assert not any(w in t.instruction for t in split['test'] for pool in (gen.PEOPLE, gen.FIRMS, gen.TOPICS) for w in pool['train'] if re.search(rf'\\b{w}\\b', t.instruction))
+    assert sum(bool(t.tools) for t in ts) >= 40 and sum(bool(t.state.get('faults')) for t in ts) >= 12 and sum(bool(t.protected) for t in ts) >= 40 and sum(bool(t.rubric) for t in ts) >= 4
+    for t in ts: assert t.habit and len(t.steps) + len(t.state.get('faults', ())) <= 6 and len(t.expect['want']) == len({w['name'] for w in t.expect['want']}), t.task_id
+
+@pytest.mark.slow
+async def test_claw_is_sound(claw):
+    from clawlab.launch.grading import check_suite
+    assert await check_suite(claw.values(), 'process', progress=False) == {}
+
+async def test_a_part_of_claw_is_sound(claw):
+    from clawlab.launch.grading import check_suite
+    some = select(claw, split='test', n=12, seed=3)
+    assert len({t.family for t in some}) == 12 and await check_suite(some, 'process', progress=False) == {}
+
+def test_claw_tools():
+    t = claw_module('tools')
+    state = dict(me='me@x', now='2026-03-02T09:00', mail=[dict(id=3, folder='inbox', date='2026-03-01T09:00', sender='a@x', to=['me@x'], subject='Hi', text='lunch')], events=[dict(id=1, title='a', start='2026-03-02T09:00', end='2026-03-02T10:00', people=['a@x', 'me@x'])],
+                 tables=dict(t=[dict(id=i, n=i % 3, s=f's{i}') for i in range(30)]))
+    assert [m['id'] for m in t.mail_search(state, 'LUNCH')] == [3] and t.mail_search(state, 'lunch dinner') == [] and 'text' not in t.mail_search(state)[0] and t.mail_read(state, 3)['text'] == 'lunch'
+    assert t.mail_send(state, ['a@x'], 's', 'b', 3)['id'] == 4 and state['mail'][-1]['reply_to'] == 3 and t.mail_move(state, 3, 'archive') and t.mail_search(state) == []
+    for bad in (lambda: t.mail_read(state, 9), lambda: t.mail_send(state, ['nobody'], 's', 'b'), lambda: t.mail_send(state, [], 's', 'b'), lambda: t.mail_send(state, ['a@x'], 's', ' '), lambda: t.mail_move(state, 4, 'trash'), lambda: t.calendar_list(state, 'today', '2026-03-02'),
+                lambda: t.calendar_create(state, 'b', '2026-03-02T09:30', '2026-03-02T10:30'), lambda: t.calendar_create(state, 'b', '2026-03-02T11:00', '2026-03-02T10:30'), lambda: t.calendar_create(state, 'b', '2026-03-02T25:00', '2026-03-02T26:00'), lambda: t.table_query(state, 'u'),
+                lambda: t.table_query(state, 't', dict(m=1)), lambda: t.table_query(state, 't', dict(n=dict(like=1))), lambda: t.table_query(state, 't', dict(n=dict(lt='x'))), lambda: t.table_update(state, 't', {}, dict(n=1)), lambda: t.table_update(state, 't', dict(n=1), dict(m=1)), lambda: t.table_insert(state, 't', dict(n=1))):
+        before = json.dumps(state)
+        with pytest.raises(ValueError): bad()
+        assert json.dumps(state) == before
+    e = t.calendar_create(state, 'b', '2026-03-02T10:00', '2026-03-02T10:30', ['a@x'])
+    with pytest.raises(ValueError, match='conflict: a@x, me@x busy'): t.calendar_update(state, e['id'], '2026-03-02T09:30', '2026-03-02T10:00')
+    assert t.calendar_update(state, e['id'], '2026-03-02T10:15', '2026-03-02T10:45')['start'][11:] == '10:15' and [x['id'] for x in t.calendar_list(state, '2026-03-02', '2026-03-02', 'a@x')] == [1, 2] and t.calendar_cancel(state, 2) and len(state['events']) == 1
+    q = t.table_query(state, 't', dict(n=1, id=dict(ge=4, ne=7)), ['id'], '-id', limit=3)
+    assert q == dict(total=8, rows=[dict(id=28), dict(id=25), dict(id=22)]) and len(t.table_query(state, 't')['rows']) == 20 and [r['id'] for r in t.table_query(state, 't', offset=28)['rows']] == [28, 29] and t.table_query(state, 't', dict(s=dict(contains='S29')))['total'] == 1
+    assert t.table_update(state, 't', dict(n=2), dict(s='x')) == dict(changed=10) and t.table_insert(state, 't', dict(n=5, s='y'))['id'] == 30 and t.table_list(state)['t']['rows'] == 31
+
+@pytest.mark.parametrize('source, score', [
+    ('def f(x): return x + 1', 1), ('def f(x): return x', 0), ('while True: pass', 0), ('import time; time.sleep(99)', 0), ('import os\nwhile True: os.write(1, b"x"*65536)', 0), ('x = "x"\nwhile True: x += x', 0),
+    ('def f(x): return x + 1\nimport atexit; atexit.register(print, "[1]")', 0), ('import os; os._exit(0)', 0), ('class F(int):\n    def __eq__(self, o): return True\ndef f(x): return F(0)', 0), ('import sys; sys.exit(0)', 0), ('def f(x): return [[]]*x', 0), ('\0', 0), ('(' * 5000, 0)])
+def test_code_of_an_agent_is_asked_and_not_believed(source, score, tmp_path, monkeypatch):
+    "It gets no credit by hanging, flooding, ending, printing or by objects that equal everything, and it breaks nothing."
+    import time
+    v = claw_module('verify'); (w := tmp_path/'w').mkdir(); (s := tmp_path/'s').mkdir(); monkeypatch.chdir(s)
+    monkeypatch.setattr(v, 'DEADLINE', time.monotonic() + 3)
+    (w/'m.py').write_text(source)
+    expect = dict(want=[dict(name='works', kind='code', files=['m.py'], tests=[['from m import f', 'f(1)', ['is', 2]], ['from m import f', 'f(9)', ['is', 10]]])])
+    assert v.verify(w, expect) == dict(score=score, checks=dict(works=score)) and not [*s.iterdir()]
+
+def test_what_a_claw_agent_leaves_is_data(tmp_path):
+    v = claw_module('verify')
+    def score(text, **check):
+        (tmp_path/'f').write_bytes(text if isinstance(text, bytes) else text.encode()); return v.verify(tmp_path, dict(want=[dict(name='x', path='f', **check)]))['score']
+    rows = dict(kind='rows', header=['a', 'b'], rows=[['1', 2.5], ['x', 3]])
+    assert score('a,b\n1,2.50\nx,3\n', **rows) == 1 == score('A, b\r\nx,3.0\r\n1,"2.5"\r\n', **rows) and score('a,b\nx,3\n1,2.5\n', **rows, ordered=True) == 0 and score('a,b\nx,3\n', **rows) == .5 and score('a,b\nx,3\nx,3\n1,2.5\n', **rows) == .6667
+    assert score('b,a\n', **rows) == 0 == score(b'\xff\0', **rows) == score('', **rows)
+    assert score('[' * 10**5, kind='value', value=1) == 0 == score('{"a": 1}', kind='value', at=['a', 'b'], value=1) == score('{"a": true}', kind='value', at=['a'], value=1) and score('{"a": 1.001}', kind='value', at=['a'], value=1) == 1
+    assert score('b\na\n', kind='order', after=dict(a=['b'], b=[])) == 1 and score('a\nb\n', kind='order', after=dict(a=['b'], b=[])) == 0 == score('b\nb\na', kind='order', after=dict(a=['b'], b=[]))
+    assert v.verify(tmp_path, dict(want=[dict(name='x', kind='has', path='f', all=['b'])], keep=[dict(name='k', kind='same_file', path='f', text='')]))['score'] == .5

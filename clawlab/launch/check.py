@@ -19,9 +19,9 @@ from .sandbox.base import Exec, Limits, probe
 from .tools import offer
 
 # %% auto #0
-__all__ = ['QUESTION', 'TOOLS', 'COUNTED', 'NET', 'COLUMNS', 'marked', 'with_skill', 'elsewhere', 'Watched', 'watching', 'shape',
-           'differs', 'prompt_chars', 'said', 'Played', 'play', 'looked_at', 'solved', 'every', 'check', 'table',
-           'quirks']
+__all__ = ['QUESTION', 'TOOLS', 'COUNTED', 'NET', 'PATIENCE_S', 'COLUMNS', 'marked', 'with_skill', 'elsewhere', 'Watched',
+           'watching', 'shape', 'differs', 'prompt_chars', 'said', 'Played', 'play', 'looked_at', 'solved', 'every',
+           'check', 'table', 'quirks']
 
 # %% ../../nbs/24b_launch.check.ipynb #8903e7fd
 QUESTION = 'How many lines has a.txt? Write the number to n.txt.'
@@ -134,9 +134,11 @@ def looked_at(h: Harness, word: str, p: Played) -> dict:
     return row | dict(problems=[k for k, v in wrong.items() if v] + differs(h, p.calls))
 
 # %% ../../nbs/24b_launch.check.ipynb #ab13e9a3
-async def solved(h: Harness, tasks: list[Task], *, proxy, store, backend: str, concurrency: int, progress: bool = True) -> tuple[list[Rollout], list[str]]:
+PATIENCE_S = 600 # deadline of a run: a check asks what a program does, not how fast this machine is today
+
+async def solved(h: Harness, tasks: list[Task], *, proxy, store, backend: str, concurrency: int, limits: Limits | None = None, progress: bool = True) -> tuple[list[Rollout], list[str]]:
     "The rollouts of the oracle, and what is wrong with them."
-    rs = await run_rollouts([Job(t, h.name, group='check', tag=h.name) for t in tasks], proxy=proxy, store=store, backend=backend, concurrency=concurrency, progress=progress)
+    rs = await run_rollouts([Job(t, h.name, group='check', tag=h.name) for t in tasks], proxy=proxy, store=store, backend=backend, concurrency=concurrency, limits=limits, progress=progress)
     bad = [f'{r.task_id}: {r.reward if r.reward is not None else r.outcome} ({r.meta.get("reason") or r.dropped_reason or "not solved"})' for r in rs if r.reward != 1 or r.outcome != 'ok']
     bad += [f'{r.task_id}: {d}' for r in rs if not r.meta.get('reason') for d in differs(h, r.calls)]
     return rs, [f'{bad[0]}' + f', and {len(bad) - 1} more'*(len(bad) > 1)] if bad else []
@@ -165,15 +167,15 @@ async def check(names: list[str], suite: dict[str, Task] | None = None, # whose 
         await proxy.start(*front(backend))
         try:
             for h in hs:
-                rows.append(row := await _row(h, word, tasks, proxy=proxy, store=store, backend=backend, concurrency=concurrency, limits=limits or Limits.default(), progress=progress))
+                rows.append(row := await _row(h, word, tasks, proxy=proxy, store=store, backend=backend, concurrency=concurrency, limits=limits or Limits.default(seconds=PATIENCE_S), progress=progress))
                 tell(row)
         finally: await proxy.stop()
     return rows
 
-async def _row(h: Harness, word: str, tasks, *, limits, **kw) -> dict:
+async def _row(h: Harness, word: str, tasks, **kw) -> dict:
     t0, row = time.monotonic(), dict(harness=h.name, version=h.version, status='', ok=None, prompt_tokens=h.spec.prompt_tokens, problems=[])
     if h.absent: return row | dict(status='not run here' if not h.spec.tried else 'not installed')
-    try: row |= looked_at(h, word, await play(h, word, proxy=kw['proxy'], backend=kw['backend'], limits=limits))
+    try: row |= looked_at(h, word, await play(h, word, **{k: kw[k] for k in ('proxy', 'backend', 'limits')}))
     except SandboxError as e: row['problems'] = [f'sandbox: {e}']
     if tasks and not row['problems']:
         rs, wrong = await solved(h, tasks, **kw)

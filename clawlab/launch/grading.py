@@ -15,8 +15,8 @@ from .sandbox.keeper import FATAL
 from .tools import guarded, start_files, tool_files
 
 # %% auto #0
-__all__ = ['GRADER', 'PYTHON', 'ROOM', 'UNSEEN', 'VERIFY_S', 'PASS', 'Score', 'unseen', 'Ended', 'Starved', 'tampered', 'settle',
-           'grade', 'play', 'check', 'check_suite']
+__all__ = ['GRADER', 'PYTHON', 'ROOM', 'UNSEEN', 'VERIFY_S', 'PASS', 'SLOW', 'Score', 'unseen', 'Ended', 'Starved', 'tampered',
+           'settle', 'grade', 'play', 'check', 'check_suite']
 
 # %% ../../nbs/23_launch.grading.ipynb #8d939ab4
 GRADER = r'''
@@ -171,6 +171,8 @@ def _line(step, at: str) -> str:
     call = tool_line(step).replace('~/.tools', at)
     return f'r=$({call} 2>&1); c=$?; case "$r" in *{shlex.quote(RETRY)}) {call};; *) exit $c;; esac'
 
+SLOW = 'solution: takes too long'
+
 def _script(tasks) -> str:
     "Plays every way of every task in a folder of its own; each failing step is a line `task way step code`."
     lines = ['top=$PWD']
@@ -179,7 +181,7 @@ def _script(tasks) -> str:
         lines += [f'/bin/bash -c {shlex.quote(_line(s, f"../.tools-{way}"))} >/dev/null 2>&1 </dev/null || echo {i} {way} {k} $?' for k, s in enumerate(steps, 1)]
     return '\n'.join(lines)
 
-async def play(tasks: list[Task], backend: str, seconds=30) -> list[tuple[dict[str, dict[str, bytes]], list[str]]]:
+async def play(tasks: list[Task], backend: str, seconds=60) -> list[tuple[dict[str, dict[str, bytes]], list[str]]]:
     "For each task: the workspace that each way of doing it leaves behind, and the steps of the solution that failed."
     limits = Limits(cpus=1, memory_mb=1024, pids=64, disk_mb=512, seconds=seconds)
     async with make_sandbox(backend, limits=limits, binds=(), listener=None, name='check') as box:
@@ -190,7 +192,7 @@ async def play(tasks: list[Task], backend: str, seconds=30) -> list[tuple[dict[s
     def folder(at): return {p[len(at):]: c for p, c in left.items() if p.startswith(at) and p != f'{at}.keep'}
     failed = [l.split() for l in ex.stdout.decode().splitlines()]
     return [({w: folder(f'{i}/{w}/') for w in _ways(t)}, [f'solution: step {k} fails with code {c}' for n, w, k, c in failed if (n, w) == (str(i), 'solution')]
-             + ['solution: takes too long']*ex.timed_out) for i, t in enumerate(tasks)]
+             + [SLOW]*ex.timed_out) for i, t in enumerate(tasks)]
 
 # %% ../../nbs/23_launch.grading.ipynb #283764e8
 def _verdict(name: str, s: Score) -> str:
@@ -206,8 +208,9 @@ def _spaces(t: Task, played) -> dict[str, dict]:
     return {'untouched': start_files(t), 'empty': {}, **played, 'junk': {p: bytes(range(256)) for p in paths}, 'folders': {f'{p}/x': b'' for p in paths}}
 
 async def _check(tasks: list[Task], backend: str) -> list[list[str]]:
-    "Problems of each task. A verifier that takes the others down with it is found by checking them one by one."
+    "Problems of each task. A solution or a verifier that takes the others down with it is found by checking them one by one."
     played = await play(tasks, backend)
+    if len(tasks) > 1 and any(SLOW in problems for _, problems in played): return [(await _check([t], backend))[0] for t in tasks]
     spaces = [_spaces(t, ways) for t, (ways, _) in zip(tasks, played)]
     cases = [(t, files) for t, s in zip(tasks, spaces) for files in s.values()]
     try: scores = iter([settle(*c, s) for c, s in zip(cases, await _grade(cases, backend, VERIFY_S + sum(t.limits.get('verify_seconds', 0) for t, _ in cases)))])

@@ -18,13 +18,13 @@ from .grading import PASS, check, grade, play
 from .propose import Draft, Feedback, Idea, Refused, seed_of
 from .rollouts import Job, run_rollouts
 from .sandbox.base import Limits, probe
-from .tasks import load_suite, overlap, save_suite
+from .tasks import SPLITS, load_suite, overlap, save_suite
 
 # %% auto #0
 __all__ = ['STAGES', 'REASONS', 'FINAL', 'UNSAFE', 'BLANKS', 'VERIFY', 'ROOM', 'VERIFY_S', 'GRADINGS', 'SPLIT', 'Plan', 'Ledger',
            'refusal', 'passed', 'rounds', 'last', 'indices', 'triples', 'likeness', 'whole_text', 'unfit', 'parses',
            'leaks', 'built', 'sound', 'mentioned', 'tricks', 'tricky', 'Lab', 'solve', 'side_by_side', 'Synthesis',
-           'wave', 'run', 'refused', 'counted', 'tasks', 'save', 'summary', 'synthesize']
+           'wave', 'run', 'refused', 'counted', 'tasks', 'save', 'funnel', 'summary', 'synthesize']
 
 # %% ../../nbs/25b_launch.synthesis.ipynb #e5e1c5a7
 STAGES = ('propose', 'prune', 'build', 'check', 'solve')
@@ -427,19 +427,24 @@ def save(self):
     if not (ts := self.tasks()): return
     with tempfile.TemporaryDirectory(dir=self.to) as d:
         for f in sorted(save_suite(ts, Path(d, 'suite')).iterdir()): os.replace(f, self.to/f.name)
+    for split in set(SPLITS) - {t.split for t in ts}: (self.to/f'{split}.jsonl').unlink(missing_ok=True)   # of a run that wanted more
+
+def funnel(ends) -> list[tuple]:
+    "(stage, how many got through, lost by reason) from the events that ended them: a refusal, or None."
+    left, out = len(ends), [('proposed', len(ends), {})]
+    for stage, name in zip(STAGES, ('answered', 'pruned', 'built', 'checked', 'solved')):
+        lost = Counter(e['reason'] for e in ends if e and e['stage'] == stage); left -= sum(lost.values()); out.append((name, left, dict(lost)))
+    return out
 
 def summary(self) -> dict:
-    "Counts at every stage: candidates by how far they came, refusals by reason, what refining repaired."
-    L, last = self.ledger, {e['i']: e for e in self.refused()}
-    got, tried = self.accepted(), [i for i in L.indices() if L.passed(i) or i in last]
-    funnel, left = [('proposed', len(tried), {})], len(tried)
-    for stage, name in zip(STAGES, ('answered', 'pruned', 'built', 'checked', 'solved')):
-        lost = Counter(e['reason'] for e in last.values() if e['stage'] == stage); left -= sum(lost.values()); funnel.append((name, left, dict(lost)))
-    all_, rates = Counter(e['reason'] for e in L.events.values() if e['reason']), [L.passed(i)['rate'] for i, _ in got]
-    of = lambda what: dict(Counter(getattr(self.idea(i, r), what) for i, r in got[:self.n]))
-    return dict(tasks=min(len(got), self.n), wanted=self.n, candidates=len(tried), funnel=funnel, refusals=dict(all_), refused=dict(Counter(e['reason'] for e in last.values())),
-                repaired=dict(Counter(L.refusal(i, r - 1)['reason'] for i, r in got if r)), rounds=dict(Counter(r for _, r in got)), pass_rates=dict(Counter(rates)),
-                families=of('family'), categories=of('category'), levels=of('level'), splits=dict(Counter(t.split for t in self.tasks())), spare=max(0, len(got) - self.n))
+    "Counts at every stage: candidates and their versions by how far they came, refusals by reason, what refining repaired."
+    L, last, got = self.ledger, self.refused(), self.accepted()
+    ended = [(i, r) for i in L.indices() for r in range(L.rounds(i)) if L.refusal(i, r) or (i, r, 'solve') in L.events]
+    mine = got[:self.n]; of = lambda what: dict(Counter(getattr(self.idea(i, r), what) for i, r in mine))
+    return dict(tasks=len(mine), wanted=self.n, candidates=len(got) + len(last), funnel=funnel([None]*len(got) + last), versions=funnel([L.refusal(i, r) for i, r in ended]),
+                refusals=dict(Counter(L.refusal(i, r)['reason'] for i, r in ended if L.refusal(i, r))), refused=dict(Counter(e['reason'] for e in last)), repaired=dict(Counter(L.refusal(i, r - 1)['reason'] for i, r in got if r)),
+                pass_rates={f'{k:.2f}': n for k, n in sorted(Counter(L.passed(i)['rate'] for i, _ in mine).items())},
+                families=of('family'), categories=of('category'), levels=of('level'), splits=dict(Counter(SPLIT[k % len(SPLIT)] for k in range(len(mine)))), spare=len(got) - len(mine))
 Synthesis.tasks, Synthesis.save, Synthesis.summary = tasks, save, summary
 
 # %% ../../nbs/25b_launch.synthesis.ipynb #473078e7

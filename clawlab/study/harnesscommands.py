@@ -88,7 +88,10 @@ def harness_check(names: Annotated[Optional[list[str]], typer.Argument(help='Nam
     from clawlab.launch import check
     from clawlab.launch.tasks import load_suite
     if not (names := check.every() if every or names == ['all'] else names): raise InputError('name harnesses, or --all')
-    tasks, page = load_suite(suite), into and into.read_text(encoding='utf-8')
+    tasks, page = load_suite(suite), '# Harnesses, checked'
+    if into:   # before anything is played: can it be written?
+        try: page = into.read_text(encoding='utf-8') if into.exists() else page; into.open('a').close()
+        except OSError as e: raise InputError(f'cannot write to {into}: {e.strerror}') from None
     def tell(r): say(f"{r['harness']:18} {r['version']:12} {r['status']}" + f" in {r.get('seconds')} s"*(r['ok'] is not None) + ''.join(f'\n    {p}' for p in r['problems']))
     rows = asyncio.run(check.check(names, tasks, oracle, backend=sandbox or setting('sandbox', 'backend'), concurrency=concurrency or int(setting('lab', 'concurrency')), tell=tell))
     say('\n' + check.table(rows))

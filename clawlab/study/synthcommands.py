@@ -31,9 +31,9 @@ def report(s) -> str:
                                        pages.para(f'passed {t.source["pass_rate"]:.0%} of the attempts', cls='dim'))
     return pages.page(f'Synthesis: {d["tasks"]} tasks', [
         ('', pages.para(f'{d["candidates"]} candidates from {s.proposer.name}, {d["tasks"]} of {d["wanted"]} tasks wanted' + (f', {d["spare"]} to spare.' if d['spare'] else '.'))),
-        ('How far candidates came', pages.funnel(d['funnel'], 'candidates')),
+        ('How far they came', pages.para('A version is a candidate as it was proposed or came again.'), pages.funnel(d['versions'], 'versions'), pages.funnel(d['funnel'], 'candidates, by their last version')),
         ('Why they were refused', pages.para(f'Every refusal counts, also of a candidate that came again better (at most {plan.refine} times).'), pages.table(['reason', 'meaning', 'seen', 'then repaired', 'for good'], rows)),
-        ('What the attempts gave', pages.para(_meaning(plan)), pages.table(['passed', 'tasks'], [[f'{r:.0%}', n] for r, n in sorted(d['pass_rates'].items())])),
+        ('What the attempts gave', pages.para(_meaning(plan)), pages.table(['passed', 'tasks'], [[f'{float(r):.0%}', n] for r, n in d['pass_rates'].items()])),
         ('What is in the suite', pages.side_by_side(*((what, pages.table([what, 'tasks'], sorted(map(list, d[what].items()), key=str))) for what in ('categories', 'families', 'levels', 'splits')))),
         ('Some tasks', *map(shown, s.tasks()[:6])),
         ('Some refusals', pages.table(['reason', 'candidate', 'what was seen'], [[k, f'{e["i"]}.{e["round"]}', e['detail']] for k, e in sorted(examples.items())]))])

@@ -36,7 +36,7 @@ def tasks_show(suite: Where, task: Annotated[Optional[str], typer.Argument(help=
     if task and task not in tasks: raise InputError(f'no task {task!r} in {suite}: it has {", ".join([*tasks][:5])}{" ..." if len(tasks) > 5 else ""}')
     if task:
         t = tasks[task]
-        say(t._repr_markdown_(), *(f'  file  {p}  ({len(c)} {"bytes" if isinstance(c, bytes) else "characters"})' for p, c in t.files.items()), *(f'  judge {k}: {v}' for k, v in t.rubric.items()), *(f'  left out: {x}' for x in t.source.get('left_out', [])), sep='\n')
+        say('\n'.join([t._repr_markdown_(), *(f'  file  {p}  ({len(c)} {"bytes" if isinstance(c, bytes) else "characters"})' for p, c in t.files.items()), *(f'  judge {k}: {v}' for k, v in t.rubric.items()), *(f'  left out: {x}' for x in t.source.get('left_out', []))]))
         return emit(dict(task_id=task, instruction=t.instruction, **_about(t), source={k: v for k, v in t.source.items() if k != 'left_out'}))
     by = Counter((t.split, t.family) for t in tasks.values())
     for (split, family), n in sorted(by.items()): say(f'{n:6} {split:10} {family}')

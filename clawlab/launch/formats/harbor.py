@@ -171,7 +171,9 @@ def main(argv):
             pool |= fixtures(m)
             if hasattr(m, 'setup_module'): m.setup_module(*[m][:len(inspect.signature(m.setup_module).parameters)])
             marks = getattr(m, 'pytestmark', []); marks = marks if isinstance(marks, list) else [marks]
-            for mk in marks: mk(m)
+            def marked(): pass
+            for mk in marks: mk(marked)
+            m.marks = getattr(marked, 'marks', [])
             for n, x in members(m):
                 if only and n != only[0].split('[')[0]: continue
                 if inspect.isclass(x) and issubclass(x, unittest.TestCase):
@@ -213,10 +215,13 @@ def _step(files: dict[str, str | bytes], root: str) -> str:
         at = shlex.quote(f'/tmp/solution/{p}')
         out.append(f'mkdir -p "$(dirname {at})"')
         if isinstance(c, bytes): out.append(f"base64 -d > {at} <<'END_OF_FILE'\n{as_json({p: c})[p]['base64']}\nEND_OF_FILE")
-        else: out.append(f"cat > {at} <<'END_OF_FILE'\n{c.rstrip(chr(10))}\nEND_OF_FILE\n" + f"sed -i -E -e {shlex.quote(_sed(root))}\"$PWD\"{shlex.quote(_sed('', 1))} -e 's#/solution([^[:alnum:]_-]|$)#/tmp/solution\\1#g' {at}")
+        else: out.append(f"cat > {at} <<'END_OF_FILE'\n{c.rstrip(chr(10))}\nEND_OF_FILE\nsed -i -E -e {_sed('/solution', '/tmp/solution')} -e {_sed(root, '')} {at}")
     return '\n'.join([*out, 'bash /tmp/solution/solve.sh'])
 
-def _sed(root: str, end=0) -> str: return r'\2#g' if end else r's#(^|[^[:alnum:]_./~}])' + re.escape(root) + r'($|[^[:alnum:]_-])#\1'
+def _sed(root: str, to: str) -> str:
+    "A rule of sed that puts a folder (empty: the working one) where a root was named."
+    head, tail = shlex.quote(r's#(^|[^[:alnum:]_./~}])' + re.escape(root) + r'($|[^[:alnum:]_-])#\1'), shlex.quote(r'\2#g')
+    return head + (shlex.quote(to) if to else '"$PWD"') + tail
 
 def _mb(v) -> int:
     "MiB of '2G', '512M' or a number of MiB."

@@ -7,8 +7,10 @@ earn nothing by themselves, so an untouched workspace scores 0. What an agent le
 read, parsed or compared fails its check and never the verifier. Code of the agent runs in a process of its own, with a
 deadline and a memory limit, is asked for values and never sees what they should be.
 """
-import csv, io, json, os, resource, signal, subprocess
+import csv, io, json, os, resource, signal, subprocess, tempfile, time
 from pathlib import Path
+
+DEADLINE = time.monotonic() + 30  # for all programs of an agent together; these tasks give a verifier 60 s
 
 class Space:
     "What the agent left."
@@ -49,10 +51,11 @@ def has(w, path, all=(), none=()):
 
 def gone(w, path, instead): return w.text(path) is None and not (w.root/path).exists() and w.text(instead) is not None
 
-def value(w, path, value, at=()):
+def value(w, path, value, at=(), otherwise=()):
+    "What a JSON file says at a place; `otherwise` are other ways to say it."
     v = w.json(path)
     for k in at: v = v[k]
-    return same(v, value)
+    return any(same(v, x) for x in (value, *otherwise))
 
 def rows(w, path, header, rows, ordered=False):
     "Share of the rows that are right, of those that are there or should be."
@@ -123,18 +126,19 @@ def _limits():
 
 def code(w, files, tests):
     "Share of the expressions that have the value they should, asked of the agent's modules: [setup, expression, [`is`, value]]."
-    import tempfile
+    if any(w.text(f) is None for f in files): return 0.
     with tempfile.TemporaryDirectory(dir='.') as d:
-        for f in files:
-            if (t := w.text(f)) is not None: (Path(d)/f).parent.mkdir(parents=True, exist_ok=True); (Path(d)/f).write_text(t, encoding='utf8', errors='replace')
-        p = subprocess.Popen(['/usr/bin/python3', '-I', '-S', '-c', CHILD], cwd=d, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=_limits, start_new_session=True, env={'PATH': '/usr/bin:/bin'})
-        try: said = p.communicate((json.dumps([t[:2] for t in tests]) + '\n').encode(), timeout=10)[0]
-        except subprocess.TimeoutExpired: return 0.
-        finally:
-            try: os.killpg(p.pid, signal.SIGKILL)
-            except OSError: pass
-            p.wait()
-    got = json.loads(said.decode('utf8', 'replace').strip().splitlines()[-1])
+        for f in files: (Path(d)/f).parent.mkdir(parents=True, exist_ok=True); (Path(d)/f).write_text(w.text(f), encoding='utf8', errors='replace')
+        with tempfile.TemporaryFile(dir='.') as said, tempfile.TemporaryFile(dir='.') as asked:  # not a pipe: what it says is bounded
+            asked.write((json.dumps([t[:2] for t in tests]) + '\n').encode()); asked.seek(0)
+            p = subprocess.Popen(['/usr/bin/python3', '-I', '-S', '-c', CHILD], cwd=d, stdin=asked, stdout=said, stderr=subprocess.DEVNULL, preexec_fn=_limits, start_new_session=True, env={'PATH': '/usr/bin:/bin'})
+            try: p.wait(max(.1, DEADLINE - time.monotonic()))
+            except subprocess.TimeoutExpired: return 0.
+            finally:
+                try: os.killpg(p.pid, signal.SIGKILL)
+                except OSError: pass
+                p.wait()
+            said.seek(0); got = json.loads(said.read().decode('utf8', 'replace').strip().splitlines()[-1])
     return sum(g[0] == t[2][0] and same(g[1], t[2][1]) for g, t in zip(got, tests))/len(tests)
 
 KINDS = {f.__name__: f for f in (text, same_file, has, gone, value, rows, order, mail, mails, folders, event, events, table, code)}
