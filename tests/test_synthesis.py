@@ -214,8 +214,9 @@ async def test_a_server_that_fails_for_good_says_so_in_one_line_without_the_key(
         with pytest.raises(EngineError, match='307'): await ask(s, key='A_KEY')
         assert len(s.seen) == 1                     # a key isn't carried to wherever a server points
     with pytest.raises(EngineError, match='127.0.0.1'): await Endpoint('http://127.0.0.1:9/v1', 'm', tries=2).ask([], Idea)
-    for bad in (('ftp://x', 'm', ''), ('http://x/v1', '', ''), ('http://x/v1', 'm', 'NO_SUCH_VARIABLE_17')):
-        with pytest.raises(InputError): Endpoint(*bad)
+    for bad in (('ftp://x', 'm', ''), ('http://x/v1', '', ''), ('http://me:sk-1@x/v1', 'm', ''), ('http://x/v1?key=sk-1', 'm', ''), ('http://x/v1', 'm', 'NO_SUCH_VARIABLE_17')):
+        with pytest.raises(InputError) as e: Endpoint(*bad)
+        assert 'sk-1' not in str(e.value)
 
 async def test_a_slow_server_and_one_that_never_stops(monkeypatch):
     released = asyncio.Event()
@@ -255,11 +256,13 @@ class Model(Server):
             if f'\nIdea: {idea.idea}\n' in user: return says((await self.inner.build(seed, idea)).model_dump_json())
 
 @bwrap
-async def test_a_model_behind_an_endpoint_makes_a_suite(tmp_path):
+async def test_a_model_behind_an_endpoint_makes_a_suite(tmp_path, monkeypatch):
+    monkeypatch.setenv('A_KEY', 'sk-secret-17')
     async with Model() as m:
-        p = ModelProposer(Endpoint(m.url, 'tiny', answers=tmp_path/'answers.jsonl'))
+        p = ModelProposer(Endpoint(m.url, 'tiny', 'A_KEY', answers=tmp_path/'answers.jsonl'))
         s = await synthesize(tmp_path, 2, p, Plan(f'{m.url} tiny', k=1, wrong=0, wave=3), 'bwrap', most=9, concurrency=2, progress=False)
     assert s.summary()['tasks'] == 2 == len(load_suite(tmp_path)) and p.endpoint.asked['retries'] + s.summary()['refusals'].get('no_answer', 0) + p.endpoint.asked['calls'] > 4
+    assert set(m.keys) == {'Bearer sk-secret-17'} and not any(b'sk-secret' in f.read_bytes() for f in tmp_path.rglob('*') if f.is_file())
     with pytest.raises(InputError, match='choose a sandbox'): await synthesize(tmp_path/'x', 1, ModelProposer(Endpoint('http://x/v1', 'm')), Plan('http://x/v1 m'), **quick)
 
 # The command

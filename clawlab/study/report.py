@@ -181,7 +181,7 @@ def behavior_html(res: Mapping) -> str:
         if not v: return '<span class="dim">missing</span>'
         return f"{v['value']:.2f}" + (f"<br><small>{v['n']} of {v['of']}</small>" if v['n'] != v['of'] else '')
     return html_table(['per rollout, T=1', *(f'{escape(a)}<br><small>{escape(h)}</small>' for a, h, _ in cols)],
-                      [[escape(what), *(one(s.get(k)) for _, _, s in cols)] for k, what in METRICS.items() if k not in EGRESS or any(s.get(k) for _, _, s in cols)]) if cols else '<p>Not measured.</p>'
+                      [[escape(what), *(one(s.get(k)) for _, _, s in cols)] for k, what in METRICS.items() if k not in (*EGRESS, 'overcome') or any(s.get(k) for _, _, s in cols)]) if cols else '<p>Not measured.</p>'
 
 def pairs_html(d: Mapping[str, Any]) -> str:
     "A dictionary as a two-column table."
