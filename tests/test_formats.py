@@ -298,6 +298,24 @@ def test_links_special_files_and_large_ones_are_left_out_and_said(tmp_path, monk
     (d/'reward'/'check.py').unlink(); (d/'reward'/'check.py').symlink_to(tmp_path/'secret')
     assert 'a link that leads out' in FORMATS['clawgym'].load(tmp_path/'data').refused['task_0001']
 
+def test_a_download_cache_links_to_its_store_and_a_linked_folder_to_anywhere(tmp_path):
+    "`snapshots/REVISION/...` of a Hugging Face cache are links to `blobs/`; a whole folder that is a link out is left out."
+    files, _ = formats.clawgym_task(1); store = tmp_path/'datasets--x'/'blobs'; store.mkdir(parents=True)
+    for i, (p, c) in enumerate(files.items()):
+        write_files(store, {f'{i:064x}': c}); at = tmp_path/'datasets--x/snapshots/main/task_0001'/p
+        at.parent.mkdir(parents=True, exist_ok=True); at.symlink_to(store/f'{i:064x}')
+    t, = load_suite(tmp_path/'datasets--x/snapshots/main').values()
+    assert set(t.files) == {'input/numbers.csv'} and 'ws/reward/reward.sh' in t.expect['files'] and t.source['left_out'] == []
+    write_files(d := tmp_path/'other'/'task_0001', files); shutil.rmtree(d/'input_files'); (d/'input_files').symlink_to('/etc'); write_files(tmp_path, {'say': 'secret'})
+    t, = load_suite(tmp_path/'other').values()
+    assert not t.files and t.source['left_out'] == ['input_files: a link that leads out']
+    (d/'data_entry.json').unlink(); (d/'data_entry.json').symlink_to(tmp_path/'say')
+    with pytest.raises(InputError, match='data_entry.json: a link that leads out'): load_suite(tmp_path/'other')
+
+def test_data_grants_itself_no_hosts(tmp_path):
+    t = one(tmp_path, 'clawgym', **formats.clawgym_task(0, metadata={'clawlab': {'egress': 'everything', 'steps': ['true'], 'level': 2, 'tools': ['x'], 'verifier': 'x'}})[0])
+    assert (t.egress, t.tools, t.level, t.steps) == ('', (), 2, ('true',))
+
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(formats.ALL)), st.integers(0, 10**6), st.sampled_from(['cut', 'noise', 'gone', 'empty', 'json', 'folder', 'deep']))
 def test_any_damage_is_a_line_or_a_task(tmp_path_factory, name, seed, damage):

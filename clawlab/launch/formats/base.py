@@ -15,8 +15,8 @@ from ..tasks import TaskLine
 
 # %% auto #0
 __all__ = ['LARGEST', 'MOST', 'LFS', 'BEFORE', 'SCRIPT', 'RUBRIC_ONLY', 'CHECK', 'OURS', 'Loaded', 'Format', 'text_or_bytes',
-           'read_file', 'read_folder', 'read_text', 'read_json', 'read_toml', 'read_yaml', 'read_rows', 'header',
-           'to_workspace', 'outside', 'as_json', 'from_json', 'safe_name', 'make_task', 'gather', 'split_of',
+           'inside', 'read_file', 'read_folder', 'read_text', 'read_json', 'read_toml', 'read_yaml', 'read_rows',
+           'header', 'to_workspace', 'outside', 'as_json', 'from_json', 'safe_name', 'make_task', 'gather', 'split_of',
            'rubric_of', 'strange_modules', 'wrapped', 'write_files', 'ours', 'theirs', 'inexpressible']
 
 # %% ../../../nbs/22c_launch.formats.base.ipynb #98e30507
@@ -43,28 +43,36 @@ def text_or_bytes(data: bytes) -> str | bytes:
     try: return data if b'\0' in data else data.decode()
     except UnicodeDecodeError: return data
 
-def read_file(p: Path) -> str | bytes:
-    "One file; `InputError` if it is missing, too large or not fetched yet."
-    try: data = p.read_bytes() if p.stat().st_size <= LARGEST else None
-    except OSError as e: raise InputError(f'{p}: {e.strerror or e}') from None
+def inside(p: Path, root: Path) -> bool:
+    "Whether a path, links followed, stays in a folder, or in the store that a download cache of Hugging Face links to."
+    at, root = p.resolve(), root.resolve()
+    return at.is_relative_to(root) or any(a.name == 'snapshots' and at.is_relative_to(a.parent/'blobs') for a in root.parents)
+
+def read_file(p: Path, root: Path | None = None) -> str | bytes:
+    "One file; `InputError` if it is missing, too large, not fetched yet, or a link out of `root` (its folder)."
+    try:
+        if not inside(p, root or p.parent): raise InputError(f'{p}: a link that leads out')
+        data = p.read_bytes() if p.stat().st_size <= LARGEST else None
+    except (OSError, RuntimeError) as e: raise InputError(f'{p}: {getattr(e, "strerror", None) or e}') from None
     if data is None: raise InputError(f'{p}: larger than {LARGEST >> 20} MiB')
     if data.startswith(LFS): raise InputError(f'{p}: only a pointer; fetch the data with: git lfs pull')
     return text_or_bytes(data)
 
 def read_folder(folder: Path) -> tuple[dict[str, str | bytes], list[str]]: # path -> content; what was left out and why
     "All regular files below a folder, in a fixed order."
-    files, left, root, room = {}, [], folder.resolve(), MOST
+    files, left, room = {}, [], MOST
+    if folder.is_symlink() and not inside(folder, folder.parent): return {}, [f'{folder.name}: a link that leads out']
     for d, dirs, names in os.walk(folder):
         dirs.sort()
         for n in sorted([*names, *(x for x in dirs if os.path.islink(f'{d}/{x}'))]):
             p = Path(d, n); rel = p.relative_to(folder).as_posix()
             try: rel.encode(); size = p.stat().st_size
             except (OSError, UnicodeEncodeError): left.append(f'{rel!a}: broken link or name'); continue
-            if p.is_symlink() and not p.resolve().is_relative_to(root): left.append(f'{rel}: a link that leads out')
+            if p.is_symlink() and not inside(p, folder): left.append(f'{rel}: a link that leads out')
             elif '.git' in PurePosixPath(rel).parts: left.append('.git: a history may hold the solution')
             elif not p.is_file(): left.append(f'{rel}: no regular file')
             elif size > min(LARGEST, room): left.append(f'{rel}: too large, {size >> 20} MiB')
-            else: files[rel] = read_file(p); room -= size
+            else: files[rel] = read_file(p, folder); room -= size
     return files, list(dict.fromkeys(left))
 
 # %% ../../../nbs/22c_launch.formats.base.ipynb #a88599d6
@@ -339,7 +347,7 @@ def write_files(folder: Path, files: dict[str, str | bytes]):
         f.write_bytes(data)
         if data[:2] == b'#!': f.chmod(0o755)
 
-OURS = ('required_tools', 'steps', 'habit', 'protected', 'level', 'limits', 'egress')   # fields that other formats have no word for
+OURS = ('required_tools', 'steps', 'habit', 'protected', 'level', 'limits')   # fields that other formats have no word for; hosts outside are never granted by data
 
 def ours(t: Task) -> dict:
     "What only clawlab knows of a task, for a corner of another format's metadata."
