@@ -146,7 +146,7 @@ def outside(text: str) -> list[str]:
 
 # %% ../../../nbs/22c_launch.formats.base.ipynb #f921ae18
 SCRIPT = r"""
-import base64, json, os, re, resource, shutil, signal, subprocess
+import base64, ctypes, json, os, re, resource, shutil, signal, subprocess, time
 from pathlib import Path
 
 BIN = {}   # programs that the sandbox has not, by name: found before those of the system
@@ -198,6 +198,23 @@ def written(top, reads):
         except (ValueError, TypeError) as e: wrong = f'{name} holds no score: {text[:80]!r}' if text else f'{name} is empty'
     raise ValueError(wrong)
 
+def end(group):
+    "End everything that the script started; says whether something had left its group, as a daemon does."
+    escaped = False
+    for _ in range(500):
+        kids = []
+        for d in os.listdir('/proc'):
+            try: state, parent, of = Path('/proc', d, 'stat').read_text().rpartition(')')[2].split()[:3] if d.isdigit() else ('', '0', '0')
+            except (OSError, ValueError): continue
+            if int(parent) == os.getpid(): kids.append(int(d)); escaped |= int(of) != group
+        if not kids: break
+        for k in kids:
+            os.kill(k, signal.SIGKILL)
+            try: os.waitpid(k, os.WNOHANG)
+            except ChildProcessError: pass
+        time.sleep(.002)
+    return escaped
+
 def verify(workspace, expect):
     if expect.get('code') is False: return {'score': None}   # scored by its rubric alone
     top = Path.cwd()/f'script{len(os.listdir())}'
@@ -219,6 +236,7 @@ def verify(workspace, expect):
     env = {'PATH': f'{top}/bin:/usr/bin:/bin', 'HOME': str(home), 'TMPDIR': f'{top}/tmp', 'LC_ALL': 'C.UTF-8', 'PYTHONSAFEPATH': '1', 'PYTHONNOUSERSITE': '1', 'PYTHONDONTWRITEBYTECODE': '1', 'WORKSPACE': str(ws)}
     env.update({k: content(here(v), roots).decode() for k, v in expect.get('env', {}).items()})
     argv, seconds = [content(here(a), roots).decode() for a in expect['argv']], expect.get('seconds', 60)
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)   # PR_SET_CHILD_SUBREAPER: who loses its parent becomes ours
     with open(top/'stdout', 'w+b') as out, open(top/'stderr', 'w+b') as err:
         p = subprocess.Popen(argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 20, 64 << 20)))
@@ -226,7 +244,7 @@ def verify(workspace, expect):
         except subprocess.TimeoutExpired: code = None
         try: os.killpg(p.pid, signal.SIGKILL)   # what the script left running
         except ProcessLookupError: pass
-        p.wait()
+        p.wait(); escaped = end(p.pid)
         def tail(f, n=1 << 16): f.seek(max(0, f.seek(0, 2) - n)); return f.read().decode('utf8', 'replace')
         text, said = tail(out), ' '.join(tail(err, 300).split())
     if (top/'broken').exists(): raise RuntimeError((top/'broken').read_text()[:200])
@@ -235,7 +253,7 @@ def verify(workspace, expect):
     if isinstance(reads, list): score, parts = written(top, reads)
     elif code: raise RuntimeError(f'the script ended with code {code}: {said}')
     else: score, parts = printed(text, reads)
-    return {'score': score, **({'parts': parts} if len(parts) > 1 else {})}
+    return {'score': score, **({'parts': parts} if len(parts) > 1 else {}), **({'gates': {'left_nothing_running': False}} if escaped else {})}
 """
 
 # %% ../../../nbs/22c_launch.formats.base.ipynb #ec855ca3
