@@ -124,7 +124,7 @@ async def _rollout(suite, harnesses, engine, store, n, samples, split, backend, 
         jobs = [Job(t, h, k, f'{group}/{h}/{t.task_id}', eng.name, split, seed) for t in chosen for h in harnesses for k in range(samples)]
         rs = await run_rollouts(jobs, proxy=proxy, store=st, backend=backend, concurrency=concurrency)
     by = {h: {**cell(x := [r for r in rs if r.harness == h], n_boot=2000), 'recovery': recovery(x)} for h in harnesses}
-    return dict(store=st.path, rollouts=[dict(rollout=r.rollout_id, task=r.task_id, harness=r.harness, outcome=r.outcome, reward=r.reward, calls=len(r.calls)) for r in rs], cells=by)
+    return dict(store=st.path, rollouts=[dict(rollout=r.rollout_id, task=r.task_id, harness=r.harness, outcome=r.outcome, reward=r.reward, **({'label': r.scores['label']} if r.scores.get('label') else {}), calls=len(r.calls)) for r in rs], cells=by)
 
 # %% ../nbs/90_cli.ipynb #88b3e0d0
 @contextlib.asynccontextmanager

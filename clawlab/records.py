@@ -185,7 +185,7 @@ DEFAULTS = {
     'kubernetes': {'namespace': 'clawlab-sandboxes', 'image': '', 'proxy': '', 'patch': '', 'starting': '16', 'rate': '20', 'warm': '0'},
     'store':   {'durable': 'process'},
     'judge':   {'url': '', 'model': '', 'key_env': '', 'key_file': '', 'concurrency': '4', 'timeout': '60'},
-    'embed':   {'url': '', 'model': '', 'key': ''},
+    'embed':   {'url': '', 'model': '', 'key_env': ''},
     'proposer': {'url': '', 'model': '', 'key_env': ''},
     'egress':  {},  # names are the user's own
 }

@@ -277,6 +277,15 @@ async def a_gigabyte_on_stdout(b):
     assert r.code == 3 and len(r.stdout) == CAP and r.stderr == b'end\n', (r.code, len(r.stdout), r.stderr)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
 
+async def a_late_program_is_told_with_its_processor_time(b):
+    "What is killed at the deadline has used what it says it has."
+    spin = "import subprocess, sys, time\nif len(sys.argv) < 2: subprocess.run([sys.executable, '-c', open('spin.py').read(), 'x'])\nwhile True:\n    t = time.monotonic()\n    while time.monotonic() < t + .1: pass\n    print(time.process_time(), flush=True)\n"
+    for argv in (['python3', 'spin.py', 'alone'], ['python3', 'spin.py']):  # in a child too
+        async with b.box(seconds=60) as s:
+            await s.put({'spin.py': spin})
+            r = await s.exec(argv, timeout=3)
+        assert r.timed_out and r.cpu >= float(r.stdout.split()[-1]) - .05 > 0, (r.cpu, r.stdout[-40:])
+
 async def the_cpu_cap_holds(b):
     "Half a processor, since four can't be seen on two."
     spin = "import os, time\nt = time.monotonic()\nfor _ in range(3): os.fork()\nwhile time.monotonic() - t < 2: pass\nprint(time.process_time(), flush=True)\ntry:\n    while True: os.wait()\nexcept ChildProcessError: pass"

@@ -10,6 +10,7 @@ from clawlab.launch import check
 from clawlab.launch.harness import Expect, Mcp, load
 from clawlab.launch.sandbox.base import Limits, probe
 from clawlab.launch.tasks import load_suite
+from clawlab.records import SandboxError
 
 WHY = asyncio.run(probe('bwrap'))
 needs_bwrap = pytest.mark.skipif(bool(WHY), reason=WHY or '')
@@ -82,3 +83,9 @@ async def test_installed_harnesses_do_as_described(name):
 def test_a_page_that_cannot_be_written_is_known_before_anything_is_played(tmp_path, capfd):
     assert main(['harness', 'check', 'react', '--sandbox', 'process', '--into', str(tmp_path/'no'/'page.md')]) == 2 and 'cannot write to' in capfd.readouterr().err
     assert main(['harness', 'check', 'react', '--sandbox', 'process', '--oracle', '0', '--into', str(tmp_path/'new.md')]) == 0 and (tmp_path/'new.md').read_text().startswith('# Harnesses, checked\n\n<!--')
+
+async def test_without_a_sandbox_the_row_says_so(tmp_path, monkeypatch):
+    async def none(*args, **kw): raise SandboxError('none today')
+    monkeypatch.setattr(check, 'run_harness', none)
+    r = await row(load('react'), tmp_path)
+    assert r['ok'] is False and r['problems'] == ['sandbox: none today'] and '| differs |' in check.table([r])

@@ -14,7 +14,9 @@ from clawlab.launch.harness import Spec, known, load, read_spec
 from clawlab.launch.sandbox.base import Limits, make_sandbox, probe
 
 WHY = asyncio.run(probe('bwrap'))
-NAMES = ['react', 'react:stream', 'claude-code', 'mini-swe-agent', 'mini-swe-agent:litellm', *(pytest.param(n, marks=pytest.mark.slow) for n in ('hermes', 'nanobot', 'qwen-code', 'opencode'))]
+HEAVY = [pytest.param(n, marks=pytest.mark.slow) for n in ('hermes', 'nanobot', 'qwen-code', 'opencode')]  # not installed by `make test`
+LIGHT = ['react', 'claude-code', 'mini-swe-agent']
+NAMES = [*LIGHT, 'react:stream', 'mini-swe-agent:litellm', *HEAVY]
 SHELL = {'anthropic': ('Bash', {}), 'qwen-code': ('run_shell_command', {'is_background': False}), 'opencode': ('bash', {'description': 'x'}), 'hermes': ('terminal', {}), 'nanobot': ('exec', {})}
 SHIPPED = known()
 SUBMIT = 'echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT'
@@ -62,7 +64,7 @@ async def test_conformance(name, tmp_path):
     assert len({c.parent_id for c in calls}) == len(calls)                  # one chain
     if not h.expect.drift:
         for a, b in zip(calls, calls[1:]): assert list(b.prompt_ids[:len(a.prompt_ids)+len(a.output_ids)]) == [*a.prompt_ids, *a.output_ids]
-    assert s.stats.refused.keys() <= {404} and s.stats.disconnects == 0     # 404: a program asks what there is beside the model
+    assert s.stats.refused.keys() <= {401, 404} and s.stats.disconnects == 0     # a program finds out what it talks to, with its key or without
     seen = '\n'.join(m.content for m in calls[-1].messages if m.role == 'tool')
     assert '3' in seen and 'No such file' in seen
 
@@ -75,7 +77,7 @@ async def test_turn_limit(name, tmp_path):
     assert len(calls) == 3 and (h.truncated(ex) or s.stats.truncated) and not ex.timed_out and ex.signal is None, ex
 
 @pytest.mark.harness
-@pytest.mark.parametrize('name', ['react', 'claude-code', 'hermes', 'nanobot', 'mini-swe-agent'])
+@pytest.mark.parametrize('name', [*LIGHT, *HEAVY[:2]])   # the other two ask again for minutes
 async def test_a_dead_engine_ends_the_run_soon(name, tmp_path):
     h = get(name)
     ex, _, calls, s = await play(h, [tool(h, 'echo 1'), *[{'error': 'gone'}] * 9], tmp_path)
@@ -83,21 +85,22 @@ async def test_a_dead_engine_ends_the_run_soon(name, tmp_path):
     assert s.stats.engine_errors >= 1
 
 @pytest.mark.harness
-@pytest.mark.parametrize('name', ['react', 'claude-code', 'hermes', 'nanobot', 'mini-swe-agent'])
+@pytest.mark.parametrize('name', [*LIGHT, *HEAVY])
 async def test_awkward_instructions_and_replies(name, tmp_path):
     h = get(name)
     words = '--help {api_key} "quoted" $HOME `id`\nsecond line é'
     ex, out, calls, s = await play(h, [f'<tool_call>{json.dumps(dict(name="no_such_tool", arguments={}))}</tool_call>', tool(h, 'printf é > out; pwd; echo $HOME'), last(h)], tmp_path, words)
+    calls = [c for c in calls if c.role == 'main']
     assert words in '\n'.join(m.content for m in calls[0].messages if m.role == 'user') and s.api_key not in str(calls[0].messages)
     assert ex.code == 0 and out['out'] == 'é'.encode() and len(calls) == 3, ex
     assert '/workspace' in calls[-1].messages[-1].content and '/home/agent' in calls[-1].messages[-1].content
 
 @pytest.mark.harness
-@pytest.mark.parametrize('name', ['react', 'claude-code', 'hermes', 'nanobot', 'mini-swe-agent'])
+@pytest.mark.parametrize('name', [*LIGHT, *HEAVY])
 async def test_every_run_sends_the_same_prompt(name, tmp_path):
     h = get(name)
     a, b = [await play(h, [last(h)], tmp_path/str(i)) for i in (0, 1) if not (tmp_path/str(i)).mkdir()]
-    assert list(a[2][0].prompt_ids) == list(b[2][0].prompt_ids)
+    assert [list(c.prompt_ids) for c in a[2]] == [list(c.prompt_ids) for c in b[2]]
 
 @pytest.mark.harness
 async def test_both_ways_of_mini_swe_agent_send_the_same_prompts(tmp_path):

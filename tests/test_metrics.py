@@ -68,6 +68,11 @@ def test_a_cell_says_pass_at_k_where_there_are_k_samples():
     c['tries']['pass^4']['left_out'] = 3
     assert '3 tasks with fewer trials left out' in P.cells_html(dict(arms={'sft': dict(harnesses={'react': c})}))
 
+def test_labelled_zeros_are_counted_by_kind():
+    rs = [Rollout(f'r{i}', f't{i}', 'h', outcome='ok', reward=0., scores={'code': 0., 'label': l} if l else {}) for i, l in enumerate(('gate: a', 'gate: b', 'protected: x changed', ''))]
+    c = M.cell(rs, n_boot=10)
+    assert c['labels'] == {'gate': 2, 'protected': 1} and '0 by gate 2, protected 1' in P.cells_html(dict(arms={'sft': dict(harnesses={'react': c})}))
+
 def test_the_order_of_trials_does_not_matter():
     rs = trials({f't{i}': [float(i % 3 == 0), 1., 0.] for i in range(9)})
     assert M.cell(rs, n_boot=50) == M.cell(random.Random(1).sample(rs, len(rs)), n_boot=50)

@@ -75,7 +75,9 @@ def good(texts): return 200, dict(data=[dict(index=i, embedding=[len(t), 1.]) fo
 
 def test_an_endpoint_is_asked_in_batches_and_once(server, tmp_path, monkeypatch):
     server.say = good
-    for k, v in dict(URL=server.url + '/', MODEL='m', KEY='secret').items(): monkeypatch.setenv(f'CLAWLAB_EMBED_{k}', v)
+    for k, v in dict(URL=server.url + '/', MODEL='m', KEY_ENV='THE_KEY').items(): monkeypatch.setenv(f'CLAWLAB_EMBED_{k}', v)
+    with pytest.raises(InputError, match='no such environment variable'): embedder()
+    monkeypatch.setenv('THE_KEY', 'secret')
     e = embedder(); texts = ['x'*i for i in range(1, 131)] + ['x']
     V = embed(texts, e, cache=tmp_path/'v.db')
     assert np.allclose(V[2], unit(np.array([3., 1.]))) and (V[130] == V[0]).all() and [len(b['input']) for _, _, b in server.asked] == [64, 64, 2]

@@ -111,6 +111,12 @@ def test_side_quarantined_and_undelivered_calls_are_not_the_policys_turns():
                                       ('(exit code 2)', True), ('the function returns 3 items', False), ('exit status: -9', True)])
 def test_failure_is_read_from_each_harness_own_wording(text, bad): assert B.failed(Message('tool', text)) is bad
 
+@pytest.mark.parametrize('text,bad', [('Wall time: 0.0036 seconds\nOutput:\nerror: temporarily unavailable', True), ('Wall time: 0.0029 seconds\nOutput:\nsent', False), ('error: no such mail', True), ('{"result": "sent"}', False), ('No error: all sent', False),
+    ('<untrusted_tool_result source="mcp__tools__mail_send">\n' + 'x'*300 + '\n\n{"error": "temporarily unavailable"}\n</untrusted_tool_result>', True), ('MCP tool \'mail_send\' reported tool error [{"error":{"content":[{"type":"text","text":"x"}],"isError":true}}]', True)])
+def test_failure_of_a_tool_that_is_no_shell_is_read_from_words(text, bad):
+    "As codex, opencode, hermes and qwen-code hand on an error of a task's own tool, seen in their runs; a shell may print such words."
+    assert B.failed(Message('tool', text)) is B.failed(Message('tool', text), ToolCall('', 'mcp__tools__mail_send', {})) is bad and not B.failed(Message('tool', text), ToolCall('', 'bash', {'command': 'cat log'}))
+
 @pytest.mark.parametrize('cmd,kinds', [('cp a b; ls', ['write', 'read']), ('cat a | sort > b', ['write']), ("grep '&& x' f && rm f", ['read', 'write']), ('python3 x.py', ['other']),
                                        ('cat "unclosed', ['read']), ('cat a 2>/dev/null', ['read']), ('sed -n 1p f', ['other']), ('', [])])
 def test_kinds_of_shell_commands(cmd, kinds): assert B.kinds(ToolCall('', 'bash', {'command': cmd})) == kinds

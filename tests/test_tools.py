@@ -24,9 +24,9 @@ def note_add(state, text: str, tags: list[str] = [], mark: Literal['low', 'high'
     if not text: raise ValueError('empty')
     state['notes'].append(dict(text=text, tags=tags, mark=mark, weight=weight)); return len(state['notes'])
 
-def note_list(state) -> list:
+def note_list(state, most: int = 99) -> list:
     "All notes."
-    return [n['text'] for n in state['notes']]
+    return [n['text'] for n in state['notes'][:most]]
 
 def note_break(state, how: str):
     "Changes something, then fails."
@@ -58,7 +58,7 @@ def test_schemas():
     add, listed, _ = T.specs(SOURCE)
     assert add['inputSchema'] == dict(type='object', required=['text'], additionalProperties=False, properties=dict(text=dict(type='string', description='what to note'), tags=dict(type='array', items=dict(type='string'), default=[]),
         mark=dict(type='string', enum=['low', 'high'], default='low'), weight=dict(type='number')))
-    assert listed == dict(name='note_list', description='All notes.', inputSchema=dict(type='object', properties={}, required=[], additionalProperties=False))
+    assert listed == dict(name='note_list', description='All notes.', inputSchema=dict(type='object', properties=dict(most=dict(type='integer', default=99)), required=[], additionalProperties=False))
 
 @pytest.mark.parametrize('text, says', [('def f(state, *a): "x"', 'tools.py:1: f'), ('def f(state, a): "x"', 'no type'), ('def f(state, a: set): "x"', 'set'), ('\ndef f(x: int): "x"', 'tools.py:2'), ('def f(state): pass', 'docstring'),
     ('def f(state, a: int = b): "x"', 'default'), ('def f(state): """x\n\n    b: y"""', "'b'"), ('def f(state): "x"\ndef f(state): "x"', 'twice'), ('def f(', 'never closed'), ('import os', 'no tools')])
@@ -77,13 +77,14 @@ def test_the_command(place):
     assert place('note_add', '{"text": "it\'s é", "tags": ["\\ud800"]}').stdout == '1\n'
     assert place('note_add', '-', input='{"text": "two", "mark": "high", "weight": 2}').stdout == '2\n'
     assert json.loads(place('note_list').stdout) == ["it's é", 'two'] and [n['weight'] for n in place.state()['notes']] == [None, 2]
+    assert json.loads(place('note_list', '{"most": 1.0}').stdout) == ["it's é"]
     assert place().returncode == 0 and 'note_add {"text": "string"' in place().stdout
     for argv, code, says in ((('note_add', '{}'), 1, "'text' is missing"), (('note_add', '{"text": 5}'), 1, "'text' is 5"), (('note_add', '{"text": "x", "tags": [1]}'), 1, "'tags'"), (('note_add', '{"text": "x", "mark": "no"}'), 1, 'enum'),
                              (('note_add', '{"text": true}'), 1, "'text'"), (('note_add', '{"txt": "x"}'), 1, "no argument 'txt'"), (('note_add', '{"text": ""}'), 1, 'error: empty'), (('note_add', '[1]'), 2, 'no object'),
-                             (('note_add', '{'), 2, 'not a JSON object'), (('nothing',), 2, 'no tool'), (('note_break', '{"how": "set"}'), 1, 'TypeError'), (('note_break', '{"how": "list"}'), 1, 'IndexError'), (('note_break', '{"how": "deep"}'), 1, 'RecursionError')):
+                             (('note_add', '{'), 2, 'not a JSON object'), (('nothing',), 2, 'no tool'), (('note_list', '{"most": 1.5}'), 1, "'most' is 1.5"), (('note_break', '{"how": "set"}'), 1, 'TypeError'), (('note_break', '{"how": "list"}'), 1, 'IndexError'), (('note_break', '{"how": "deep"}'), 1, 'RecursionError')):
         p = place(*argv)
         assert p.returncode == code and says in p.stderr and not p.stdout, (argv, p)
-    assert len(place.state()['notes']) == 2 and place.state()['calls'] == {'note_add': 3, 'note_list': 1, 'note_break': 3}  # what fails changes nothing
+    assert len(place.state()['notes']) == 2 and place.state()['calls'] == {'note_add': 3, 'note_list': 2, 'note_break': 3}  # what fails changes nothing
     assert T_replayed(place) == ''
 
 def T_replayed(place, task=None):
@@ -139,7 +140,7 @@ def test_three_ways_to_tell_a_harness():
     said, more = T.equip(like(skills=['~/.h/skills', 'skills']), TASK, '/w')
     assert said == TASK.instruction and set(more) - set(files) == {'~/.h/skills/tools/SKILL.md'}
     text = more['~/.h/skills/tools/SKILL.md']
-    assert text.startswith('---\nname: tools\ndescription: ') and 'note_add(text: string, tags?: array of string, mark?: "low" | "high", weight?: number)' in text and 'note_list()' in text
+    assert text.startswith('---\nname: tools\ndescription: ') and 'note_add(text: string, tags?: array of string, mark?: "low" | "high", weight?: number)' in text and 'note_list(most?: integer)' in text
     from clawlab.launch.harness import Mcp
     assert T.equip(like(skills=['x'], mcp=Mcp(args=['--mcp'])), TASK, '/w') == (TASK.instruction, files)
 
@@ -212,3 +213,14 @@ async def test_every_harness_gets_the_tools(name, tmp_path):
     prefix = load(name).spec.mcp.prefix if load(name).spec.mcp else None
     assert sum(n == f'{prefix}note_add' for n in names) == (2 if prefix else 0) and (f'{prefix}note_list' in offered) == bool(prefix), (names, offered)
     assert RETRY in next(m.content for m in r.calls[1].messages if m.role == 'tool')
+
+@pytest.mark.harness
+@pytest.mark.parametrize('name', ['codex', 'claude-code:full'])
+async def test_a_program_without_mcp_reads_of_them_in_a_skill(name, tmp_path, monkeypatch):
+    "What is then in its prompt is the skill's name and description, from its own folder."
+    from clawlab.launch import rollouts
+    monkeypatch.setattr(rollouts, 'load', lambda n: replace(h := load(n), spec=h.spec.model_copy(update=dict(mcp=None))))
+    r = await run(name, TASK, tmp_path)
+    assert (r.outcome, r.reward, r.scores['recovered']) == ('ok', 1, 1), r.meta
+    said = '\n'.join(m.content for m in r.calls[0].messages)
+    assert T.skill(T.offered(TASK)).split('description: ')[1].split('\n')[0][:60] in said and not any('note_add' in t['name'] for t in r.calls[0].tools)

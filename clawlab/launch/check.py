@@ -21,7 +21,7 @@ from .tools import offer
 # %% auto #0
 __all__ = ['QUESTION', 'TOOLS', 'COUNTED', 'NET', 'PATIENCE_S', 'COLUMNS', 'marked', 'with_skill', 'elsewhere', 'Watched',
            'watching', 'shape', 'differs', 'prompt_chars', 'said', 'Played', 'play', 'looked_at', 'solved', 'every',
-           'check', 'table', 'quirks']
+           'check', 'cells_of', 'table', 'quirks']
 
 # %% ../../nbs/24b_launch.check.ipynb #8903e7fd
 QUESTION = 'How many lines has a.txt? Write the number to n.txt.'
@@ -182,22 +182,28 @@ async def _row(h: Harness, word: str, tasks, **kw) -> dict:
         row |= dict(oracle=sum(r.reward == 1 for r in rs), tasks=len(rs), problems=wrong, prompt_chars=prompt_chars(rs[0].calls))
     return row | dict(ok=not row['problems'], status='differs' if row['problems'] else 'ok', seconds=round(time.monotonic() - t0, 1))
 
-# %% ../../nbs/24b_launch.check.ipynb #6d30df0c
+# %% ../../nbs/24b_launch.check.ipynb #f73d7ca2
 COLUMNS = dict(harness='harness', version='version', status='check', prompt='prompt, characters', tokens='tokens', calls='calls', roots='roots', leaves='leaves', drift='drift', start='start, s', skill='skill', mcp='MCP', elsewhere='elsewhere', oracle='oracle')
 
 def _cells(r: dict) -> dict:
     if r['ok'] is None: return {k: r.get(k, '') if k in ('harness', 'version', 'status') else '' for k in COLUMNS}
     def mark(v): return {None: '–', True: 'seen', False: 'MISSING'}[v]
-    side, get = f" + {r['side']} side"*bool(r.get('side')) + f", {r['refused']} refused"*bool(r.get('refused')), lambda k: '?' if r.get(k) is None else str(r[k])
+    side, get = f" + {r.get('side')} side"*bool(r.get('side')) + f", {r.get('refused')} refused"*bool(r.get('refused')), lambda k: '?' if r.get(k) is None else str(r[k])
     return dict(harness=r['harness'], version=r['version'], status=r['status'], prompt=f"{r.get('prompt_chars', 0):,}", tokens=f"{r['prompt_tokens']:,}" if r['prompt_tokens'] else '', calls=get('calls') + side,
                 roots=get('roots'), leaves=get('leaves'), drift=get('drift'), start=get('start_s'), skill=mark(r.get('skill')), mcp=mark(r.get('mcp')), elsewhere=get('elsewhere'), oracle=f"{r['oracle']}/{r['tasks']}" if 'tasks' in r else '–')
 
-def table(rows: list[dict]) -> str:
+def cells_of(page: str) -> dict[str, dict]:
+    "The rows of a table in a page, by harness."
+    rows = [[c.strip() for c in l.strip().strip('|').split('|')] for l in page.splitlines() if l.startswith('| ')]
+    return {r[0]: dict(zip(COLUMNS, r)) for r in rows if len(r) == len(COLUMNS) and r[0] != COLUMNS['harness'] and set(r[0]) != {'-'}}
+
+def table(rows: list[dict], others: dict[str, dict] | None = None) -> str: # `others`: of `cells_of`, kept where they aren't checked anew
     "The rows as a Markdown table, padded so that it reads as text too."
-    cells = [COLUMNS, dict.fromkeys(COLUMNS, '---'), *map(_cells, rows)]
+    cells = [COLUMNS, dict.fromkeys(COLUMNS, '---'), *((others or {}) | {r['harness']: _cells(r) for r in rows}).values()]
     width = {k: max(len(c[k]) for c in cells) for k in COLUMNS}
     return '\n'.join('| ' + ' | '.join(c[k].ljust(width[k], '-' if c[k] == '---' else ' ') for k in COLUMNS) + ' |' for c in cells)
 
 def quirks(names: list[str]) -> str:
     "What the harness files say about oddities, as a Markdown list."
-    return '\n'.join(f'* **{n}**: {"; ".join(q)}.' for n in names if (q := load(n).spec.quirks))
+    bases = [n for n in dict.fromkeys(n.partition(':')[0] for n in names) if n in known()]
+    return '\n'.join(f'* **{n}**: {"; ".join(q)}.' for n in bases if (q := load(n).spec.quirks))

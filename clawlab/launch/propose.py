@@ -130,6 +130,7 @@ def json_object(text: str) -> dict:
 class Endpoint:
     "Chat Completions of any server, asked for JSON. `key` is the name of an environment variable, or empty."
     def __init__(self, url: str, model: str, key: str = '', *, answers: str | Path | None = None, seconds: float = 300., tries: int = 5, repairs: int = 1, at_once: int = 8, temperature: float = 1., max_tokens: int = 8192):
+        if re.match(r'https?://[^/]*@|[^?]*\?', url): raise InputError('the address of a chat endpoint holds no name, key or query: the key is in an environment variable, whose name is proposer.key_env of settings.ini')
         if not re.match(r'https?://[^/\s]', url): raise InputError(f'{url!r} is no address of a chat endpoint: http://HOST/v1')
         if not model: raise InputError(f'which model of {url}? --model NAME, or proposer.model in settings.ini')
         if key and not os.environ.get(key): raise InputError(f'the environment variable {key}, which holds the key of {url}, is empty')

@@ -4,7 +4,7 @@
 
 # %% ../../nbs/38_learn.embed.ipynb #1a7285d8
 from __future__ import annotations
-import hashlib, json, re, sqlite3, time, urllib.error, urllib.request, zipfile, zlib
+import hashlib, json, os, re, sqlite3, time, urllib.error, urllib.request, zipfile, zlib
 from pathlib import Path
 from typing import Callable, Iterable, Sequence
 import numpy as np
@@ -99,13 +99,18 @@ class Endpoint:
         return v.tolist()
 
 # %% ../../nbs/38_learn.embed.ipynb #fe299fcd
+def _key():
+    env = setting('embed', 'key_env')
+    if env and not os.environ.get(env): raise InputError(f'[embed] key_env = {env}: there is no such environment variable')
+    return os.environ[env].strip() if env else ''
+
 def embedder(spec: str = '', # words | minilm | URL#MODEL; empty: the endpoint of `[embed]` in settings.ini, else minilm
              say: Callable | None = None) -> Callable[[Sequence[str]], np.ndarray]:
     "What turns texts into vectors; its `name` says which model it is."
     if not spec: spec = f"{setting('embed', 'url')}#{setting('embed', 'model')}" if setting('embed', 'url') else 'minilm'
     if spec == 'words': return Words()
     if spec == 'minilm': return MiniLM(say)
-    if spec.startswith(('http://', 'https://')): return Endpoint(*spec.rpartition('#')[::2], setting('embed', 'key'))
+    if spec.startswith(('http://', 'https://')): return Endpoint(*spec.rpartition('#')[::2], _key())
     raise InputError(f'unknown embedding model {spec!r}; there are words, minilm and URL#MODEL')
 
 # %% ../../nbs/38_learn.embed.ipynb #ea230265

@@ -95,7 +95,7 @@ def ledger(p: Plan, tasks: Mapping[str, Task], harnesses: Iterable[str], n: int,
         r = of.get((l.task_id, l.harness, l.sample))
         if r is None or r.outcome is None: l.put('unplayed'); continue
         l.outcome, l.score, l.example = r.outcome, r.reward, Example(r)
-        if r.reward is None or r.dropped_reason: l.put('no_reward', r.outcome if r.outcome in UNREWARDED else r.dropped_reason or r.outcome)
+        if r.reward is None or r.dropped_reason: l.put('no_reward', r.outcome if r.outcome in UNREWARDED else f'{r.outcome}, no score')
         elif r.reward < keep: l.put('low_score', r.outcome)
     return lines
 

@@ -62,9 +62,13 @@ def chat_rollout(turns: Sequence[tuple], # (command or ToolCall or final text, t
 # %% ../../nbs/41_study.behavior.ipynb #b0e9e6c5
 _CODE = re.compile(r'(?:exit[ _-]?(?:code|status)|return[ _-]?code)\W{0,4}([1-9]\d*|-\d+)', re.I)
 
-def failed(result: Message | None) -> bool:
-    "Whether a tool result reports a failure; no result is no failure."
-    return result is not None and (result.is_error or bool(_CODE.search(result.content[:200])) or bool(_CODE.search(result.content[-200:])))
+_ERROR = re.compile(r'\A(?:Wall time:[^\n]*\nOutput:\n)?error: |\{"error": ?"|"isError": ?true', re.I)
+
+def failed(result: Message | None, call: ToolCall | None = None) -> bool:
+    "Whether a tool result reports a failure: flagged, a non-zero exit code, or, unless the call is a shell's, an error in words; no result is no failure."
+    if result is None: return False
+    ways = (_CODE, _ERROR) if call is None or shell_text(call) is None else (_CODE,)
+    return result.is_error or any(w.search(part) for w in ways for part in (result.content[:200], result.content[-200:]))
 
 def malformed(call: Call) -> int:
     "Number of tool calls in a reply that could not be parsed."
@@ -110,10 +114,10 @@ def behavior(rollout: Rollout, *, passing: float = PASS) -> dict:
     "Counts of one rollout: calls, tool_calls, malformed, unknown_tool, failed, reacted, mended, recovered, overcome, verified, looked_first, shell, tokens, egress, blocked, captcha, success; None where the question doesn't arise."
     cs, ss = own_calls(rollout), steps(rollout)
     sig = [(s.call.name, json.dumps(s.call.arguments, sort_keys=True, default=str)) for s in ss]
-    fails = [i for i, s in enumerate(ss) if failed(s.result)]
+    fails = [i for i, s in enumerate(ss) if failed(s.result, s.call)]
     ok = None if rollout.reward is None else rollout.reward >= passing
     reacted = any(i + 1 < len(ss) and sig[i+1] != sig[i] for i in fails) if fails else None
-    last = {s.call.name: failed(s.result) for s in ss if s.result is not None}
+    last = {s.call.name: failed(s.result, s.call) for s in ss if s.result is not None}
     met, over = (rollout.scores.get(k) for k in ('faults', 'recovered'))   # what a task's own tools counted
     mended = not any(last[ss[i].call.name] for i in fails) if fails else None
     ks, way = [k for s in ss for k in kinds(s.call)], rollout.meta.get('egress')

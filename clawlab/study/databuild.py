@@ -8,7 +8,7 @@ import dataclasses, hashlib, json
 from pathlib import Path
 from typing import Callable, Mapping, Sequence
 import numpy as np
-from ..records import InputError, Rollout, Task
+from ..records import InputError, Rollout, Task, setting
 from ..capture.chat import Template
 from ..launch.harness import load
 from ..launch.rollouts import Job
@@ -57,7 +57,7 @@ def data_page(card: dict, p: Plan, lines: Sequence[Line], tasks: Mapping[str, Ta
         ('Where the rollouts went', funnel([(n, c, lost) for n, c, lost in card['rollouts']], f"rollouts of {card['versions']['teacher']}; under a bar what was lost on the way there")),
         ('Harnesses', table(head(card['harnesses']), body(card['harnesses']))), ('Families', table(head(card['families']), body(card['families']))),
         ('Splits', table(['split', 'rows', 'rollouts', 'tasks', 'tokens', 'trained tokens'], [[k, *v.values()] for k, v in s.items()])),
-        ('Near-duplicates', para(f'{len(near):,} rollouts did nearly what a better or shorter one of the same harness did; ' + (f'{len(spread)} of them, from the least to the most similar.' if near else 'there are none.')), *map(pair, spread)),
+        ('Near-duplicates', para(f'{len(near):,} rollouts did nearly what a better or shorter one of the same harness did' + (f'; {len(spread)} of them, from the least to the most similar.' if near else '.')), *map(pair, spread)),
         ('Tasks left out', para('none') if not left else details(f'{len(left):,} training tasks that resemble a held-out one', table(['task', 'instruction', 'held out', 'instruction', 'why', 'similarity'], left[:200]), open=len(left) <= 8)),
         ('How', details('versions', facts(card['versions']), open=True), details('rules', facts(card['rules']), open=True), details('bins', facts(card['bins'])), details('outcomes', facts(card['outcomes'])))])
 
@@ -65,6 +65,8 @@ def data_page(card: dict, p: Plan, lines: Sequence[Line], tasks: Mapping[str, Ta
 def _name(tasks, suite, engine, tokenizer, yard, seed, wrong, think): # what decides a rollout, apart from task, harness and sample
     how = [suite_digest(tasks), engine.name, tokenizer, dataclasses.asdict(yard.sampling), seed, wrong, think]
     return f'data/{Path(suite).name}/{hashlib.sha256(json.dumps(how).encode()).hexdigest()[:8]}'
+
+def _judge(): return f"{setting('judge', 'url')}#{setting('judge', 'model')}".rstrip('#')   # of tasks with a rubric
 
 @by_itself
 async def build_data(*, suite: str, harness: str, engine: str, store: str, to: str, yard: Yard, n: int = 3, keep: float = .75, similar: float = .95, validation: float = .1, first: int = 0, embed: str = '', tokenizer: str = '',
@@ -83,7 +85,7 @@ async def build_data(*, suite: str, harness: str, engine: str, store: str, to: s
     lines = ledger(p, tasks, mix, n, in_tokens(rs, template, own), keep)
     trainable(lines); distinct(lines, tasks, model, similar)
     data = {s: [x for l in lines if l.bin == s for x in rows(l)] for s in ('train', 'validation')}
-    versions = dict(suite=dict(name=Path(suite).name, digest=suite_digest(tasks)), teacher=eng.name, tokenizer=tokens, embedding=model.name, **{h: load(h).version for h in sorted(mix)})
+    versions = dict(suite=dict(name=Path(suite).name, digest=suite_digest(tasks)), teacher=eng.name, tokenizer=tokens, embedding=model.name, **({'judge': _judge()} if any(tasks[t].rubric for t in p.side) else {}), **{h: load(h).version for h in sorted(mix)})
     rules = dict(n=n, keep=keep, similar=similar, validation=validation, seed=seed, sampling=dataclasses.asdict(yard.sampling), group=name, **{k: v for k, v in dict(first=first, wrong=wrong, think=think).items() if v})
     card = make_card(p, lines, data, versions=versions, rules=rules)
     if not data['train']: raise InputError('nothing is left to train on: ' + ', '.join(f'{v} {k}' for k, v in card['bins'].items() if v))

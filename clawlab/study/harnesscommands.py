@@ -69,12 +69,14 @@ def harness_image(names: Annotated[list[str], typer.Argument(help='Harnesses (a 
 # %% ../../nbs/49d_study.harnesscommands.ipynb #812b4afe
 BELOW = '<!-- below: written by `clawlab harness check --all --into experiments/HARNESSES.md` -->'
 
-def written(page: str, rows: list[dict], suite: str) -> str:
-    "The page with a new table below its mark; rows of harnesses that were not checked this time are lost."
-    from clawlab.launch.check import quirks, table
+def written(page: str, rows: list[dict]) -> str:
+    "The page with a new table below its mark; rows of harnesses that were not checked this time stay."
+    from clawlab.launch.check import cells_of, quirks, table
     import os, platform
-    made = f'Made on {os.cpu_count()} processors of {platform.machine()}, Linux {platform.release().split("-")[0]}; oracle: {suite}.'
-    return f"{page.partition(BELOW)[0].rstrip()}\n\n{BELOW}\n\n{table(rows)}\n\n{made}\n\n## What is odd about each\n\n{quirks([r['harness'] for r in rows])}\n"
+    made = f'Made on {os.cpu_count()} processors of {platform.machine()}, Linux {platform.release().split("-")[0]}.'
+    head, _, old = page.partition(BELOW)
+    names = list(dict.fromkeys([*(others := cells_of(old)), *(r['harness'] for r in rows)]))
+    return f"{head.rstrip()}\n\n{BELOW}\n\n{table(rows, others)}\n\n{made}\n\n## What is odd about each\n\n{quirks(names)}\n"
 
 @harness_app.command('check')
 def harness_check(names: Annotated[Optional[list[str]], typer.Argument(help='Names, with a variant or without')] = None,
@@ -88,14 +90,14 @@ def harness_check(names: Annotated[Optional[list[str]], typer.Argument(help='Nam
     from clawlab.launch import check
     from clawlab.launch.tasks import load_suite
     if not (names := check.every() if every or names == ['all'] else names): raise InputError('name harnesses, or --all')
-    tasks, page = load_suite(suite), '# Harnesses, checked'
+    tasks = load_suite(suite)
     if into:   # before anything is played: can it be written?
-        try: page = into.read_text(encoding='utf-8') if into.exists() else page; into.open('a').close()
+        try: into.open('a').close()
         except OSError as e: raise InputError(f'cannot write to {into}: {e.strerror}') from None
     def tell(r): say(f"{r['harness']:18} {r['version']:12} {r['status']}" + f" in {r.get('seconds')} s"*(r['ok'] is not None) + ''.join(f'\n    {p}' for p in r['problems']))
     rows = asyncio.run(check.check(names, tasks, oracle, backend=sandbox or setting('sandbox', 'backend'), concurrency=concurrency or int(setting('lab', 'concurrency')), tell=tell))
     say('\n' + check.table(rows))
-    if into: into.write_text(written(page, rows, f'{oracle} tasks of {suite}'), encoding='utf-8')
+    if into: into.write_text(written(into.read_text(encoding='utf-8') or '# Harnesses, checked', rows), encoding='utf-8')
     bad, played = [r for r in rows if r['ok'] is False], [r for r in rows if r['ok']]
     emit(dict(ok=not bad and bool(played), checks=rows))
     if bad: raise ClawlabError(f"{len(bad)} of {len(bad) + len(played)} harnesses differ from their harness.toml; {bad[0]['harness']}: {bad[0]['problems'][0]}")

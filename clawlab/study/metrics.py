@@ -4,7 +4,7 @@
 
 # %% ../../nbs/40_study.metrics.ipynb #f0a47ff2
 from __future__ import annotations
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, asdict
 from math import comb
 from typing import Callable, Iterable, Mapping, Sequence
@@ -131,7 +131,7 @@ def _ks(rollouts) -> list[int]:
 
 # %% ../../nbs/40_study.metrics.ipynb #a4274aa3
 def cell(rollouts: Iterable[Rollout], *, passing: float = PASS, n_boot: int = 10_000) -> dict:
-    "Scores of one arm in one harness: `mean_score` (also as `clawgym_pass_at_1`), `interval, pass_rate, pass_interval, n, tasks, missing, outcomes, resamples`, and in `tries` what `tries` says for each k there are samples for."
+    "Scores of one arm in one harness: `mean_score` (also as `clawgym_pass_at_1`), `interval, pass_rate, pass_interval, n, tasks, missing, outcomes, resamples`, in `tries` what `tries` says for each k there are samples for, and in `labels` how many scores are 0 for a reason that has a label (`gate`, `protected`, ...)."
     rs = list(rollouts)
     m, p = bootstrap(task_scores(rs), n_boot=n_boot), bootstrap(task_scores(rs, passing), n_boot=n_boot)
     outcomes = defaultdict(int)
@@ -139,4 +139,5 @@ def cell(rollouts: Iterable[Rollout], *, passing: float = PASS, n_boot: int = 10
     missing = sum(r.reward is None for r in rs)
     return dict(mean_score=m.value, clawgym_pass_at_1=m.value, interval=[m.low, m.high], pass_rate=p.value, pass_interval=[p.low, p.high], passing=passing,
                 tries={name: e for k in _ks(rs) for name, e in tries(rs, k, passing=passing, n_boot=n_boot).items()}, n=m.n, tasks=m.tasks, missing=missing, resamples=m.resamples, level=m.level, outcomes=dict(outcomes),
+                labels=dict(Counter(str(r.scores['label']).partition(':')[0] for r in rs if r.scores.get('label'))),
                 warning=f'{missing} of {len(rs)} trials are missing' if missing > .05*len(rs) else '')

@@ -162,6 +162,7 @@ def cells_html(res: Mapping) -> str:
         g, k = c.get('greedy'), max((int(m.partition('@')[2]) for m in c.get('tries') or () if '@' in m), default=0)
         return (f"<b>{_num(c['mean_score'])}</b><br><small>[{_num(c['interval'][0])}, {_num(c['interval'][1])}]<br>pass {_num(c['pass_rate'], '.2f')} · n {c['n']}"
                 + ''.join(f"<br>{m} {_num(e['value'], '.2f')} [{_num(e['low'], '.2f')}, {_num(e['high'], '.2f')}]" + (f", {e['left_out']} tasks with fewer trials left out" if e['left_out'] else '') for m in (f'pass@{k}', f'pass^{k}')*bool(k) for e in [c['tries'][m]])
+                + (f"<br><span class='warn'>0 by " + escape(', '.join(f'{k} {n}' for k, n in c['labels'].items())) + '</span>' if c.get('labels') else '')
                 + (f"<br>greedy {_num(g['mean_score'], '.2f')} · n {g['n']}" if g else '') + (f"<br><span class='warn'>{escape(c['warning'])}</span>" if c.get('warning') else '') + '</small>')
     hs = _harnesses(res)
     return html_table(['arm', *map(escape, hs)], [[escape(a), *(one(d['harnesses'].get(h)) for h in hs)] for a, d in res['arms'].items()], 'cells')
@@ -181,7 +182,7 @@ def behavior_html(res: Mapping) -> str:
         if not v: return '<span class="dim">missing</span>'
         return f"{v['value']:.2f}" + (f"<br><small>{v['n']} of {v['of']}</small>" if v['n'] != v['of'] else '')
     return html_table(['per rollout, T=1', *(f'{escape(a)}<br><small>{escape(h)}</small>' for a, h, _ in cols)],
-                      [[escape(what), *(one(s.get(k)) for _, _, s in cols)] for k, what in METRICS.items() if k not in EGRESS or any(s.get(k) for _, _, s in cols)]) if cols else '<p>Not measured.</p>'
+                      [[escape(what), *(one(s.get(k)) for _, _, s in cols)] for k, what in METRICS.items() if k not in (*EGRESS, 'overcome') or any(s.get(k) for _, _, s in cols)]) if cols else '<p>Not measured.</p>'
 
 def pairs_html(d: Mapping[str, Any]) -> str:
     "A dictionary as a two-column table."

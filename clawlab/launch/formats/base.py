@@ -15,9 +15,9 @@ from ..tasks import TaskLine
 
 # %% auto #0
 __all__ = ['LARGEST', 'MOST', 'ROWS', 'LFS', 'BEFORE', 'SCRIPT', 'STRANGE', 'RUBRIC_ONLY', 'CHECK', 'OURS', 'Loaded', 'Format',
-           'text_or_bytes', 'read_file', 'read_folder', 'read_text', 'read_json', 'read_toml', 'read_yaml', 'read_rows',
-           'header', 'to_workspace', 'outside', 'as_json', 'from_json', 'safe_name', 'make_task', 'gather', 'split_of',
-           'rubric_of', 'strange_modules', 'wrapped', 'write_files', 'ours', 'theirs', 'inexpressible']
+           'text_or_bytes', 'inside', 'read_file', 'read_folder', 'read_text', 'read_json', 'read_toml', 'read_yaml',
+           'read_rows', 'header', 'to_workspace', 'outside', 'as_json', 'from_json', 'safe_name', 'make_task', 'gather',
+           'split_of', 'rubric_of', 'strange_modules', 'wrapped', 'write_files', 'ours', 'theirs', 'inexpressible']
 
 # %% ../../../nbs/22c_launch.formats.base.ipynb #98e30507
 class Loaded(NamedTuple):
@@ -44,28 +44,36 @@ def text_or_bytes(data: bytes) -> str | bytes:
     try: return data if b'\0' in data else data.decode()
     except UnicodeDecodeError: return data
 
-def read_file(p: Path) -> str | bytes:
-    "One file; `InputError` if it is missing, too large or not fetched yet."
-    try: data = p.read_bytes() if p.stat().st_size <= LARGEST else None
-    except OSError as e: raise InputError(f'{p}: {e.strerror or e}') from None
+def inside(p: Path, root: Path) -> bool:
+    "Whether a path, links followed, stays in a folder, or in the store that a download cache of Hugging Face links to."
+    at, root = p.resolve(), root.resolve()
+    return at.is_relative_to(root) or any(a.name == 'snapshots' and at.is_relative_to(a.parent/'blobs') for a in root.parents)
+
+def read_file(p: Path, root: Path | None = None) -> str | bytes:
+    "One file; `InputError` if it is missing, too large, not fetched yet, or a link out of `root` (its folder)."
+    try:
+        if not inside(p, root or p.parent): raise InputError(f'{p}: a link that leads out')
+        data = p.read_bytes() if p.stat().st_size <= LARGEST else None
+    except (OSError, RuntimeError) as e: raise InputError(f'{p}: {getattr(e, "strerror", None) or e}') from None
     if data is None: raise InputError(f'{p}: larger than {LARGEST >> 20} MiB')
     if data.startswith(LFS): raise InputError(f'{p}: only a pointer; fetch the data with: git lfs pull')
     return text_or_bytes(data)
 
 def read_folder(folder: Path) -> tuple[dict[str, str | bytes], list[str]]: # path -> content; what was left out and why
     "All regular files below a folder, in a fixed order."
-    files, left, root, room = {}, [], folder.resolve(), MOST
+    files, left, room = {}, [], MOST
+    if folder.is_symlink() and not inside(folder, folder.parent): return {}, [f'{folder.name}: a link that leads out']
     for d, dirs, names in os.walk(folder):
         dirs.sort()
         for n in sorted([*names, *(x for x in dirs if os.path.islink(f'{d}/{x}'))]):
             p = Path(d, n); rel = p.relative_to(folder).as_posix()
             try: rel.encode(); size = p.stat().st_size
             except (OSError, UnicodeEncodeError): left.append(f'{rel!a}: broken link or name'); continue
-            if p.is_symlink() and not p.resolve().is_relative_to(root): left.append(f'{rel}: a link that leads out')
+            if p.is_symlink() and not inside(p, folder): left.append(f'{rel}: a link that leads out')
             elif '.git' in PurePosixPath(rel).parts: left.append('.git: a history may hold the solution')
             elif not p.is_file(): left.append(f'{rel}: no regular file')
             elif size > min(LARGEST, room): left.append(f'{rel}: too large, {size >> 20} MiB')
-            else: files[rel] = read_file(p); room -= size
+            else: files[rel] = read_file(p, folder); room -= size
     return files, list(dict.fromkeys(left))
 
 # %% ../../../nbs/22c_launch.formats.base.ipynb #a88599d6
@@ -149,7 +157,7 @@ def outside(text: str) -> list[str]:
 
 # %% ../../../nbs/22c_launch.formats.base.ipynb #f921ae18
 SCRIPT = r"""
-import base64, json, os, re, resource, shutil, signal, subprocess
+import base64, ctypes, json, os, re, resource, shutil, signal, subprocess, time
 from pathlib import Path
 
 BIN = {}   # programs that the sandbox has not, by name: found before those of the system
@@ -201,6 +209,23 @@ def written(top, reads):
         except (ValueError, TypeError) as e: wrong = f'{name} holds no score: {text[:80]!r}' if text else f'{name} is empty'
     raise ValueError(wrong)
 
+def end(group):
+    "End everything that the script started; says whether something had left its group, as a daemon does."
+    escaped = False
+    for _ in range(500):
+        kids = []
+        for d in os.listdir('/proc'):
+            try: state, parent, of = Path('/proc', d, 'stat').read_text().rpartition(')')[2].split()[:3] if d.isdigit() else ('', '0', '0')
+            except (OSError, ValueError): continue
+            if int(parent) == os.getpid(): kids.append(int(d)); escaped |= int(of) != group
+        if not kids: break
+        for k in kids:
+            os.kill(k, signal.SIGKILL)
+            try: os.waitpid(k, os.WNOHANG)
+            except ChildProcessError: pass
+        time.sleep(.002)
+    return escaped
+
 def verify(workspace, expect):
     if expect.get('code') is False: return {'score': None}   # scored by its rubric alone
     top = Path.cwd()/f'script{len(os.listdir())}'
@@ -222,6 +247,7 @@ def verify(workspace, expect):
     env = {'PATH': f'{top}/bin:/usr/bin:/bin', 'HOME': str(home), 'TMPDIR': f'{top}/tmp', 'LC_ALL': 'C.UTF-8', 'PYTHONSAFEPATH': '1', 'PYTHONNOUSERSITE': '1', 'PYTHONDONTWRITEBYTECODE': '1', 'WORKSPACE': str(ws)}
     env.update({k: content(here(v), roots).decode() for k, v in expect.get('env', {}).items()})
     argv, seconds = [content(here(a), roots).decode() for a in expect['argv']], expect.get('seconds', 60)
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)   # PR_SET_CHILD_SUBREAPER: who loses its parent becomes ours
     with open(top/'stdout', 'w+b') as out, open(top/'stderr', 'w+b') as err:
         p = subprocess.Popen(argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 20, 64 << 20)))
@@ -229,7 +255,7 @@ def verify(workspace, expect):
         except subprocess.TimeoutExpired: code = None
         try: os.killpg(p.pid, signal.SIGKILL)   # what the script left running
         except ProcessLookupError: pass
-        p.wait()
+        p.wait(); escaped = end(p.pid)
         def tail(f, n=1 << 16): f.seek(max(0, f.seek(0, 2) - n)); return f.read().decode('utf8', 'replace')
         text, said = tail(out), ' '.join(tail(err, 300).split())
     if (top/'broken').exists(): raise RuntimeError((top/'broken').read_text()[:200])
@@ -238,7 +264,7 @@ def verify(workspace, expect):
     if isinstance(reads, list): score, parts = written(top, reads)
     elif code: raise RuntimeError(f'the script ended with code {code}: {said}')
     else: score, parts = printed(text, reads)
-    return {'score': score, **({'parts': parts} if len(parts) > 1 else {})}
+    return {'score': score, **({'parts': parts} if len(parts) > 1 else {}), **({'gates': {'left_nothing_running': False}} if escaped else {})}
 """
 
 # %% ../../../nbs/22c_launch.formats.base.ipynb #ec855ca3
@@ -353,7 +379,7 @@ def write_files(folder: Path, files: dict[str, str | bytes]):
         f.write_bytes(data)
         if data[:2] == b'#!': f.chmod(0o755)
 
-OURS = ('required_tools', 'steps', 'habit', 'protected', 'level', 'limits', 'egress')   # fields that other formats have no word for
+OURS = ('required_tools', 'steps', 'habit', 'protected', 'level', 'limits')   # fields that other formats have no word for; hosts outside are never granted by data
 
 def ours(t: Task) -> dict:
     "What only clawlab knows of a task, for a corner of another format's metadata."

@@ -6,7 +6,7 @@
 from __future__ import annotations
 from pathlib import Path
 from ...records import InputError, Task
-from .base import RUBRIC_ONLY, Format, Loaded, gather, header, make_task, read_file, read_rows, read_yaml, rubric_of, split_of, to_workspace
+from .base import RUBRIC_ONLY, Format, Loaded, gather, header, inside, make_task, read_file, read_rows, read_yaml, rubric_of, split_of, to_workspace
 
 # %% auto #0
 __all__ = ['KEYWORDS', 'ASK', 'CLAWEVAL']
@@ -42,9 +42,9 @@ def _files(y: dict, d: Path) -> tuple[dict, list[str]]:
     "What is injected into the container."
     files, left, prompt = {}, [], y.get('prompt') or {}
     for name in dict.fromkeys(map(str, [*(y.get('sandbox_files') or []), *((y.get('environment') or {}).get('fixtures') or []), *(prompt.get('attachments') or [])])):
-        at = next((b/name for b in (d, d.parent, d.parent.parent) if (b/name).is_file() and (b/name).resolve().is_relative_to(d.parent.parent.resolve())), None)
+        at = next((b/name for b in (d, d.parent, d.parent.parent) if (b/name).is_file() and inside(b/name, d.parent.parent)), None)
         if at is None: left.append(f'a file: {name} is not in this checkout')
-        else: files[to_workspace(name, '/workspace').removeprefix('./').split(f'{d.name}/')[-1]] = read_file(at)
+        else: files[to_workspace(name, '/workspace').removeprefix('./').split(f'{d.name}/')[-1]] = read_file(at, d.parent.parent)
     return files, left
 
 def _task(d: Path, split: str) -> Task:

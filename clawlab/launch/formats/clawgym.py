@@ -31,7 +31,7 @@ def _datasets(folder: Path, depth=3) -> list[Path]:
 def _entries(at: Path):
     "`(name, what a task is made of)` of one data set."
     if at.is_file(): return [(_row_name(r, i), (r, i)) for i, r in enumerate(read_rows(at))]
-    return [(d.name, d) for d in ([at] if (at/'data_entry.json').is_file() else sorted(at.iterdir())) if (d/'data_entry.json').is_file()]
+    return [(d.name, d) for d in ([at] if (at/'data_entry.json').is_file() else sorted(at.iterdir())) if (d/'data_entry.json').is_file() and not d.is_symlink()]
 
 # %% ../../../nbs/22d_launch.formats.clawgym.ipynb #08d6e336
 def _expect(files: dict, name: str, query: str, meta, argv: list[str], reads: str, mount: str) -> dict:

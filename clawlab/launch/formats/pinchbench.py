@@ -7,7 +7,7 @@ from __future__ import annotations
 import json, re
 from pathlib import Path
 from ...records import InputError, Task
-from .base import RUBRIC_ONLY, SCRIPT, Format, Loaded, gather, make_task, read_file, read_folder, read_text, read_yaml, rubric_of, strange_modules
+from .base import RUBRIC_ONLY, SCRIPT, Format, Loaded, gather, inside, make_task, read_file, read_folder, read_text, read_yaml, rubric_of, strange_modules
 
 # %% auto #0
 __all__ = ['GRADE', 'KNOWN', 'PINCHBENCH', 'QWENCLAWBENCH', 'page', 'criteria', 'workspace']
@@ -39,7 +39,7 @@ def criteria(rubric: str, checklist: str) -> tuple[dict[str, str], list[str]]:
 def _asset(name: str, places: list[Path], root: Path) -> str | bytes:
     "A file that a page names, wherever it lies."
     for d in places:
-        if (p := d/name).is_file() and p.resolve().is_relative_to(root.resolve()): return read_file(p)
+        if (p := d/name).is_file() and inside(p, root): return read_file(p, root)
     raise InputError(f'workspace_files: no {name}')
 
 def workspace(entries, places: list[Path], root: Path) -> dict[str, str | bytes]:

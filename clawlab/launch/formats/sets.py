@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast, json, os, re, shlex
 from pathlib import Path
 from ...records import InputError, Task
-from .base import RUBRIC_ONLY, Format, Loaded, gather, header, make_task, read_file, read_folder, read_json, read_rows, read_text, rubric_of
+from .base import RUBRIC_ONLY, Format, Loaded, gather, header, inside, make_task, read_file, read_folder, read_json, read_rows, read_text, rubric_of
 
 # %% auto #0
 __all__ = ['ANSWER', 'ASK', 'OFFICE', 'OFFICEQA', 'ATLAS', 'MCP_ATLAS', 'JOBS', 'JOBBENCH', 'claims']
@@ -96,7 +96,7 @@ def _office(folder: Path) -> Loaded:
     def make(r):
         if not str(r['answer'] or '').strip(): raise InputError('no answer: this table is without them')
         docs = [Path(n).name for n in _names(r.get('source_files'))]
-        files = {f'docs/{n}': read_file(index[n]) for n in docs if n in index}
+        files = {f'docs/{n}': read_file(index[n], folder) for n in docs if n in index}
         text = str(r['question']).strip() + (' The documents are in `docs/`.' if files else '') + ASK
         return make_task(str(r['uid']), text, format='officeqa', split='test', verifier=ANSWER, family='officeqa', files=files, expect={'answer': str(r['answer']), 'tolerance': .01}, steps=[_step(str(r['answer']))],
                          level=2 if r.get('difficulty') == 'hard' else 1, left_out=[f'a document: {n} is not in this checkout' for n in docs if n not in index] + ['the corpus beyond the named documents'])
@@ -162,7 +162,7 @@ def _jobbench(folder: Path) -> Loaded:
         files, left = {}, []
         for n in _names(r.get('reference_files')) if isinstance(r.get('reference_files'), str) else list(r.get('reference_files') or []):
             p = f.parent/n
-            if p.is_file() and p.resolve().is_relative_to(folder.resolve()): files[n.split('task_folder/')[-1]] = read_file(p)
+            if p.is_file() and inside(p, folder): files[n.split('task_folder/')[-1]] = read_file(p, folder)
             else: left.append(f'a reference file: {n} is not in this checkout')
         try: rubric = json.loads(r['rubric_json'])
         except (ValueError, TypeError): raise InputError('rubric_json: no JSON') from None

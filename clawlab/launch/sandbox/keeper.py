@@ -8,7 +8,7 @@ __all__ = ['RUN', 'STAGE', 'UIDS', 'PORT', 'libc', 'NOSUID', 'NODEV', 'BIND', 'R
            'NARROW', 'INITS', 'ETC', 'call', 'mount', 'fail', 'rules', 'rules_inside', 'assemble', 'install', 'hear',
            'unwelcome', 'aimed', 'cgroup_base', 'cgroup_files', 'procs', 'clear', 'lock', 'bury', 'claim', 'open_box',
            'lay_out', 'no_cgroup', 'bind', 'close_box', 'init', 'lower', 'become', 'start', 'memfd', 'watch', 'unwatch',
-           'informed', 'prepare_net', 'go', 'filtered', 'heard', 'process_of', 'kill', 'oom_kills', 'at_limit',
+           'informed', 'prepare_net', 'go', 'filtered', 'heard', 'process_of', 'spent', 'kill', 'oom_kills', 'at_limit',
            'memory_of', 'ended', 'vanished', 'done', 'stop', 'closed', 'receive_fds', 'send', 'request', 'receive',
            'overdue', 'loop', 'stage', 'main']
 
@@ -225,28 +225,23 @@ def close_box(k, box):
     for m in reversed(box.mounts): call('umount2', os.fsencode(m), 2)  # 2: detach, the launcher may still hold a descriptor
     for e in os.scandir(box.dir) if os.path.isdir(box.dir) else (): (os.rmdir if e.is_dir() else os.unlink)(e.path)
     if os.path.isdir(box.dir): os.rmdir(box.dir)
-    bury(box.path, box.fd)
-    del k.boxes[box.uid]
+    bury(box.path, box.fd); del k.boxes[box.uid]
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #fe514970
 INITS = {('/usr/bin/perl', '/run/init'): r'''
 syscall(157, 4, 0, 0, 0, 0) == 0 or exit 125;                        # PR_SET_DUMPABLE
 open(my $status, '>&=', 6); fcntl($status, 2, 1);                    # close-on-exec
-syswrite($status, '+');
-delete $ENV{PERL_BADLANG};                                           # nobody inside asked for it
+syswrite($status, '+'); delete $ENV{PERL_BADLANG};                   # nobody inside asked for it
 my $pid = fork() // exit 125;
 if (!$pid) {
-    $SIG{$_} = 'DEFAULT' for keys %SIG;
-    exec { $ARGV[0] } @ARGV;
+    $SIG{$_} = 'DEFAULT' for keys %SIG; exec { $ARGV[0] } @ARGV;
     my $code = $! == 2 ? 127 : 126; syswrite(STDERR, "$ARGV[0]: $!\n"); exit $code;
 }
 while ((my $p = wait()) > 0) { if ($p == $pid) { syswrite($status, ${^CHILD_ERROR_NATIVE}); last } }
 ''', ('/usr/bin/python3', '-I', '-S', '/run/init'): '''
 import ctypes, os, _signal as signal, sys
-ctypes.CDLL(None).prctl(4, 0)
-os.set_inheritable(6, False); os.write(6, b'+')
-os.environ.pop('PERL_BADLANG', None)
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+ctypes.CDLL(None).prctl(4, 0); os.set_inheritable(6, False); os.write(6, b'+')
+os.environ.pop('PERL_BADLANG', None); signal.signal(signal.SIGINT, signal.SIG_IGN)
 pid = os.fork()
 if not pid:
     for s in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}: signal.signal(s, signal.SIG_DFL)
@@ -256,7 +251,6 @@ while True:
     p, s = os.wait()
     if p == pid: os.write(6, b'%d' % s); os._exit(0)
 '''}
-
 def init(): return next(((argv, text) for argv, text in INITS.items() if os.access(argv[0], os.X_OK)), [*INITS.items()][-1])
 
 # %% ../../../nbs/20c_launch.sandbox.keeper.ipynb #ee51a626
@@ -367,8 +361,17 @@ def process_of(run, pid):
     except (FileNotFoundError, ProcessLookupError): return pid  # there is nobody of that id
     except (OSError, TypeError): return None
 
+def spent(box):
+    "Processor seconds of what lives in a sandbox: nobody is told about what is killed unwaited for. 0 without caps."
+    def of(pid):
+        try: return sum(map(int, open(f'/proc/{pid}/stat').read().rsplit(')', 1)[1].split()[11:15]))  # its own and its dead children's
+        except OSError: return 0
+    try: return sum(map(of, open(f'{box.cgroups[0]}/cgroup.procs').read().split()))/os.sysconf('SC_CLK_TCK')
+    except (OSError, IndexError): return 0
+
 def kill(run):
     "End every process of the program: the kernel takes the whole process namespace down with its process 1."
+    run.cpu = max(run.cpu, spent(run.box))
     try: signal.pidfd_send_signal(run.init if run.init is not None else run.pidfd, signal.SIGKILL)
     except ProcessLookupError: pass
 
@@ -389,7 +392,7 @@ def ended(k, run):
     "bubblewrap has ended."
     unwatch(k, run.pidfd)
     _, run.rc, use = os.wait4(run.pid, 0)
-    run.cpu = use.ru_utime + use.ru_stime
+    run.cpu = max(run.cpu, use.ru_utime + use.ru_stime)
     informed(k, run)
     if run.init is not None: kill(run)  # if bubblewrap was killed, its child may not have noticed
     done(k, run)

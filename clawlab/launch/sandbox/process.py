@@ -9,7 +9,7 @@ from ...records import InputError
 from .base import Drain, Exec, Limits, Sandbox, read_tree, write_tree
 
 # %% auto #0
-__all__ = ['Process', 'exec', 'outlived', 'make', 'probe', 'sweep']
+__all__ = ['Process', 'exec', 'outlived', 'spent', 'make', 'probe', 'sweep']
 
 # %% ../../../nbs/20b_launch.sandbox.process.ipynb #6fe847fb
 class Process(Sandbox):
@@ -62,22 +62,32 @@ async def exec(self: Process, argv, env=None, cwd=None, timeout=None, stdin=b'',
             cwd=os.path.join(self.workspace, cwd or '.'), stdin=source, stdout=out_w, stderr=err_w, start_new_session=True)
     except FileNotFoundError as e: p = None; os.write(err_w, f'{e.filename}: {e.strerror}\n'.encode())
     finally: os.close(out_w); os.close(err_w); source.close()
-    late = p is not None and await outlived(p, timeout or self.limits.seconds)
+    late, cpu = await outlived(p, timeout or self.limits.seconds) if p else (False, 0.)
     await asyncio.wait([d.done for d in drains], timeout=1)  # a child that left the group may hold the pipes for ever
     [d.close() for d in drains]
     rc = 127 if p is None else p.returncode
     return Exec(rc if rc >= 0 else None, -rc if rc < 0 else None, *[await d.done for d in drains], timed_out=late,
-                killed='inside' if rc < 0 and not late else '', seconds=time.monotonic()-t)
+                killed='inside' if rc < 0 and not late else '', seconds=time.monotonic()-t, cpu=cpu)
 Process.exec = exec
 
-async def outlived(p, timeout) -> bool:
-    "Wait for a process; at the deadline, or when we are cancelled, end its group. True: it was late."
-    try: await asyncio.wait_for(p.wait(), timeout); return False
-    except asyncio.TimeoutError: return True
+async def outlived(p, timeout) -> tuple[bool, float]:
+    "Wait for a process; at the deadline, or when we are cancelled, end its group. Was it late, and the processor seconds of a late one."
+    cpu = 0.
+    try: await asyncio.wait_for(p.wait(), timeout); return False, cpu
+    except asyncio.TimeoutError: cpu = spent(p.pid); return True, cpu
     finally:
         try: os.killpg(p.pid, signal.SIGKILL)
         except ProcessLookupError: pass
         await p.wait()
+
+def spent(group: int) -> float:
+    "Processor seconds of the processes of a group, and of their dead children."
+    total = 0
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        try: f = open(f'/proc/{pid}/stat').read().rsplit(')', 1)[1].split()
+        except OSError: continue
+        if f[2] == str(group): total += sum(map(int, f[11:15]))
+    return total/os.sysconf('SC_CLK_TCK')
 
 # %% ../../../nbs/20b_launch.sandbox.process.ipynb #8304abea
 def make(limits, binds, listener, name): return Process(limits, binds, listener, name)

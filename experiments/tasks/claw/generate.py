@@ -315,7 +315,7 @@ def doc_editing(r, level):
         parts = text.split('```'); goal = '```'.join(x.replace(a, new) if i % 2 == 0 else x for i, x in enumerate(parts))
         return task(f'The product {a} is called {new} now. Change the name in the prose and the headings of handbook.md; the code block stays as it is, because the command keeps its name.', {'handbook.md': text},
                     ['cat handbook.md', py(f"t = open('handbook.md').read().split('```')\nopen('handbook.md', 'w').write('```'.join(x.replace('{a}', '{new}') if i % 2 == 0 else x for i, x in enumerate(t)))"), 'cat handbook.md'], [f"sed -i 's/{a}/{new}/gI' handbook.md"],
-                    [want('renamed in prose only', 'text', path='handbook.md', text=goal)])
+                    [want('renamed', 'has', path='handbook.md', all=[f'# {new} handbook', f'if {new} does not start'], none=[f'Install {a} ']), want('in prose only', 'text', path='handbook.md', text=goal)])
     if level == 2:
         D = f'{topics[4]}-docs'; names = [f'{i:02}-{t}.md' for i, t in enumerate(topics[:4], 1)]
         heads = {n: [f'{t.capitalize()} at {a}', *r.pick(['Overview', 'Steps', 'Contacts', 'History', 'Open points'], r.n(1, 2))] for n, t in zip(names, topics)}
@@ -424,9 +424,9 @@ def knowledge_answers(r, level):
     asks = {'owner': (f'who owns {a} now', people[1], f'{a}-2025.md', people[0], f'{a}-2024.md'), 'contact': (f'who is our contact at the supplier for {b}', people[3], 'suppliers.md', firms[0], f'{b}.md'), 'room': (f'in which room the {c} papers are', str(room), f'{c}.md', str(room + 3), f'{topics[3]}.md')}
     keys = {1: [r.pick(['owner', 'contact'])], 2: ['owner', r.pick(['contact', 'room'])], 3: ['owner', 'contact', 'room']}[level]
     def answer(at): return {k: dict(answer=asks[k][at], source=asks[k][at + 1]) for k in keys}
-    return task(f'Answer from the notes in the folder notes: {"; ".join(f"{asks[k][0]} ({k})" for k in keys)}. Where notes disagree, the newest is right. Write answers.json: an object with the key{"s" if level > 1 else ""} {", ".join(keys)}, each {{"answer": name or number as text, "source": the file in notes that says it}}.', files,
+    return task(f'Answer from the notes in the folder notes: {"; ".join(f"{asks[k][0]} ({k})" for k in keys)}. Where notes disagree, the newest is right. Write answers.json: an object with the key{"s" if level > 1 else ""} {", ".join(keys)}{", each" if level > 1 else ":"} {{"answer": name or number as text, "source": name of the note that says it}}.', files,
                 [f'grep -rniE "{"|".join({"owner": a, "contact": b, "room": c}[k] for k in keys)}" notes', *(['cat notes/suppliers.md'] if 'contact' in keys else []), put('answers.json', js(answer(1)))], [put('answers.json', js(answer(3)))],
-                [want(f'{k}: {w}', 'value', path='answers.json', at=[k, w], value=answer(1)[k][w]) for k in keys for w in ('answer', 'source')], protected=['notes/*'])
+                [want(f'{k}: answer', 'value', path='answers.json', at=[k, 'answer'], value=asks[k][1]) for k in keys] + [want(f'{k}: source', 'value', path='answers.json', at=[k, 'source'], value=asks[k][2], otherwise=[f'notes/{asks[k][2]}']) for k in keys], protected=['notes/*'])
 
 # software development
 

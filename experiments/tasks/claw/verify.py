@@ -51,10 +51,11 @@ def has(w, path, all=(), none=()):
 
 def gone(w, path, instead): return w.text(path) is None and not (w.root/path).exists() and w.text(instead) is not None
 
-def value(w, path, value, at=()):
+def value(w, path, value, at=(), otherwise=()):
+    "What a JSON file says at a place; `otherwise` are other ways to say it."
     v = w.json(path)
     for k in at: v = v[k]
-    return same(v, value)
+    return any(same(v, x) for x in (value, *otherwise))
 
 def rows(w, path, header, rows, ordered=False):
     "Share of the rows that are right, of those that are there or should be."
