@@ -388,7 +388,7 @@ async def test_the_oracle_solves_a_task_of_each_level(tmp_path, name):
     assert not any(c.quarantine for r in rs for c in r.calls)
 
 @bwrap
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.harness
 @pytest.mark.skipif(not load('openclaw').installed, reason='openclaw is not installed: clawlab harness install openclaw')
 async def test_the_oracle_solves_a_task_in_openclaw(tmp_path):
