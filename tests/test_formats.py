@@ -120,6 +120,15 @@ async def test_S47_files_of_the_agent_do_not_become_part_of_a_script_grader(tmp_
     spoilt = [(t, {**files, **SPOILT}) for t, files in honest] + [(gyms[0], {**gyms[0].files, 'reward': 'a file'})]
     assert await scores(honest) == [0.]*7 and await scores(spoilt) == [0.]*8
 
+@pytest.mark.parametrize('run, want, label', [
+    ('exit 1', 0., ''), ('exit 0', 1., ''), ('top=${PYTHONPATH%%/shim*}; echo \'{"reward": 1}\' > $top/logs/verifier/reward.json; echo 1 > $top/logs/verifier/reward.txt; exit 1', 0., ''),
+    ('top=${PYTHONPATH%%/shim*}; setsid bash -c "while true; do echo 1 > $top/logs/verifier/reward.txt; done" & exit 1', 0., 'gate: left_nothing_running'), ('sleep 50 & exit 0', 1., '')], ids=['fails', 'passes', 'writes', 'daemon', 'background'])
+@bwrap
+async def test_S47_a_program_of_the_agent_that_the_tests_run_does_not_write_the_score(tmp_path, run, want, label):
+    t = one(tmp_path, 'harbor', **formats.harbor_task(**{'tests/test_outputs.py': 'import subprocess\ndef test_a(): assert subprocess.run(["bash", "/app/run.sh"], stdout=subprocess.DEVNULL).returncode == 0\n', 'instruction.md': 'Write run.sh.'}))
+    s = await grade(t, {'run.sh': run + '\n'}, backend='bwrap')
+    assert (s.score, s.label, s.error) == (want, label, ''), s
+
 async def test_a_wrapped_verifier_sees_the_workspace_without_the_grader(tmp_path):
     "A verifier of ours that punishes litter gives the same score through ClawGym's layout."
     save_suite(chosen := select(load_suite('nano'), n=4), tmp_path/'ours')
@@ -184,7 +193,7 @@ async def test_a_page_of_pytest(tmp_path, tests, want):
     ('echo 0.75 > /logs/verifier/reward.txt; exit 1', .75), ('echo \'{"reward": 0.5, "style": 1}\' > /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt', .5), ('echo \'{"style": 1, "speed": 0, "note": "x"}\' > /logs/verifier/reward.json; echo 0.25 > /logs/verifier/reward.txt', .25), ('echo \'{"accuracy": 0.5}\' > /logs/verifier/reward.json', .5),
     ('python3 -m pytest -q -p no:cacheprovider /tests/test_outputs.py && echo 1 > /logs/verifier/reward.txt', 1.), ('pytest /tests -v --tb=short; echo $(( $? == 0 )) > /logs/verifier/reward.txt', 1.), ('test -f words.txt -a "$PWD" = "$(cd /app && pwd)" -a -f "$TEST_DIR/test.sh" && echo 1 > /logs/verifier/reward.txt', 1.),
     ('uvx --with pytest==8.4.1 --with pytest-json-ctrf==0.3.5 pytest --ctrf=/logs/verifier/ctrf.json "/tests/test_outputs.py::TestCount" -rA\npython3 -c "import json; s = json.load(open(\'/logs/verifier/ctrf.json\'))[\'results\'][\'summary\']; print(s[\'passed\']/s[\'tests\'])" > /logs/verifier/reward.txt', 1.),
-    ('true', 'the script wrote no logs/verifier/reward.json'), (': > /logs/verifier/reward.txt', 'is empty'), ('echo yes > /logs/verifier/reward.txt', 'holds no score'), ('echo 2 > /logs/verifier/reward.txt', 'a score of 2'), ('cargo test; echo 0 > /logs/verifier/reward.txt', 'the tests run cargo'),
+    ('true', 'the script wrote no logs/verifier/reward.json or logs/verifier/reward.txt'), (': > /logs/verifier/reward.txt', 'is empty'), ('echo yes > /logs/verifier/reward.txt', 'holds no score'), ('echo 2 > /logs/verifier/reward.txt', 'a score of 2'), ('cargo test; echo 0 > /logs/verifier/reward.txt', 'the tests run cargo'),
     ('curl -s http://localhost:8080/ | grep -q ok || echo 0 > /logs/verifier/reward.txt', 'a server of the agent'), ('uvx --with harbor-rewardkit rewardkit /tests; echo 0 > /logs/verifier/reward.txt', 'uvx has no network'), ('pytest -k sorted /tests; echo 0 > /logs/verifier/reward.txt', 'option -k'),
 ])
 async def test_what_a_test_script_may_do_and_how_it_is_read(tmp_path, sh, want):

@@ -267,9 +267,11 @@ def _task(d: Path, split: str) -> Task:
     if docker is None: left = [f'the image {env.get("docker_image", "(none is named)")}: the workspace is empty']
     limits, seconds = _limits(_table(toml, 'agent'), env, verifier)
     solution = read_folder(d/'solution')[0] if (d/'solution').is_dir() else {}
+    said = ' '.join(c for c in tests.values() if isinstance(c, str))
+    reads = [f'logs/verifier/{n}' for n in ('reward.json', 'reward.txt') if n in said] or ['logs/verifier/reward.json', 'logs/verifier/reward.txt']   # a file that the tests never write is somebody else's
     packages = [m for m in strange_modules(tests) if m not in ('pytest', '_pytest') and not re.search(rf'\b{re.escape(m)}\b', instruction) and not any(p.split('/')[0].removesuffix('.py') == m for p in files)]
     expect = dict(files={**as_json({f'tests/{p}': c for p, c in tests.items()}), 'home/.local/bin/env': ''}, roots=[[root, 'ws'], ['/tests', 'tests'], ['/logs', 'logs']], makes=['logs/verifier', 'logs/agent', 'logs/artifacts'],
-                  argv=['bash', '{top}/tests/test.sh'], cwd='{top}/ws' + (at and f'/{at}'), reads=['logs/verifier/reward.json', 'logs/verifier/reward.txt'], seconds=seconds,
+                  argv=['bash', '{top}/tests/test.sh'], cwd='{top}/ws' + (at and f'/{at}'), reads=reads, seconds=seconds,
                   env={**{str(k): str(v) for k, v in (verifier.get('env') or {}).items() if '${' not in str(v)}, 'PYTHONPATH': '{top}/shim:{top}/tests', 'TEST_DIR': '{top}/tests', 'PACKAGES': ' '.join(packages), 'BASH_FUNC_command_not_found_handle%%': MISSING})
     known = {'steps': [_step(solution, root)]} if 'solve.sh' in solution else {}
     try: known |= theirs(json.loads(str(meta.get('clawlab') or '{}')))
