@@ -169,6 +169,11 @@ def test_harnesses_of_ones_own_lie_in_folders_that_a_setting_names(tmp_path, mon
     monkeypatch.setenv('CLAWLAB_LAB_HARNESSES', f'{tmp_path}:{tmp_path/"gone"}')
     with pytest.raises(InputError, match='lab.harnesses: no folder .*gone'): load('react')
 
+def test_a_window_that_is_too_small_is_said_beforehand():
+    for window in (None, 64000, 1 << 17): load('hermes').fits(window)
+    load('react').fits(512)
+    with pytest.raises(InputError, match='hermes refuses a context window below 64,000 tokens; the engine has 8,192'): load('hermes').fits(8192)
+
 def test_litter_is_no_part_of_a_submission_unless_the_task_brought_it(tmp_path):
     h = harness.Harness('h', read_spec(toml(tmp_path, '').with_name('h')), tmp_path/'h')
     left = {'a.txt': b'1', '.git/refs/heads/master': b'2', 'AGENTS.md': b'3'}

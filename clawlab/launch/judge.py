@@ -85,7 +85,7 @@ def read_answer(text: str, rubric: Iterable[str]) -> Answer:
     except (ValueError, RecursionError) as e: raise ValueError(f'not one JSON object: {e}') from None
     if missing := [k for k in rubric if k not in a.scores]: raise ValueError(f'no score for {missing[0]!r}')
     if unknown := [k for k in a.scores if k not in set(rubric)]: raise ValueError(f'{unknown[0]!r} is no criterion')
-    if wrong := next((k for k, v in a.scores.items() if v not in VALUES), None): raise ValueError(f'{wrong}: {a.scores[wrong]:g} is none of {", ".join(map(str, VALUES))}')
+    if (wrong := next((k for k, v in a.scores.items() if v not in VALUES), None)) is not None: raise ValueError(f'{wrong}: {a.scores[wrong]:g} is none of {", ".join(map(str, VALUES))}')
     return a
 
 # %% ../../nbs/23b_launch.judge.ipynb #d039f78e

@@ -37,7 +37,7 @@ class ToolStep(Line):
 
 class TaskLine(Line):
     "The shape of one line of a suite; `Task` in a file."
-    task_id: str = Field(min_length=1, max_length=100, pattern=r'^[\w.-]+$')
+    task_id: str = Field(min_length=1, max_length=100, pattern=r'^[\w-][\w.-]*$')   # it names folders, too
     family: str = Field(min_length=1)
     instruction: str = Field(min_length=1)
     files: dict[str, str | Binary]         # path in the workspace -> content
@@ -53,6 +53,12 @@ class TaskLine(Line):
     limits: dict[str, float] = {}
     egress: str = Field('', pattern=r'^[a-z0-9_]{0,40}$')  # a name in `[egress]` of settings.ini
     source: dict = {}                      # of a converted task, which may come without a solution
+
+    @field_validator('task_id')
+    @classmethod
+    def _a_name(cls, name):
+        if len(name.encode()) > 200: raise ValueError('more than 200 bytes: no file system has such names')
+        return name
 
     @field_validator('files')
     @classmethod
@@ -95,7 +101,7 @@ def _source(f: Path, defines: str = '') -> str:
     "Python source of a suite, proven to parse and to define a function."
     if not f.is_file(): raise InputError(f'{f}: no {"verifier" if defines else "such file"}')
     try: tree = ast.parse(src := f.read_text(encoding='utf8'))
-    except (SyntaxError, ValueError) as e: raise InputError(f'{f}:{getattr(e, "lineno", 1)}: {getattr(e, "msg", e)}') from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as e: raise InputError(f'{f}:{getattr(e, "lineno", 0) or 1}: {str(getattr(e, "msg", e)) or "nested too deeply"}') from None
     if defines and not any(isinstance(n, ast.FunctionDef) and n.name == defines for n in tree.body): raise InputError(f'{f}: defines no function {defines}')
     return src
 
@@ -148,7 +154,8 @@ def save_suite(tasks, # of `Task`, all with one verifier and one toolset (or non
         (part/'verify.py').write_text(tasks[0].verifier, encoding='utf8')
         if source := next((t.toolset for t in tasks if t.toolset), ''): (part/'tools.py').write_text(source, encoding='utf8')
         load_suite(part)
-        part.replace(to)
+        try: part.replace(to)
+        except OSError as e: raise InputError(f'{to}: {e.strerror}; somebody else may have been faster') from None
     finally: shutil.rmtree(part, ignore_errors=True)
     return to
 

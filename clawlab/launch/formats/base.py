@@ -14,10 +14,10 @@ from ...records import InputError, Task
 from ..tasks import TaskLine
 
 # %% auto #0
-__all__ = ['LARGEST', 'MOST', 'LFS', 'BEFORE', 'SCRIPT', 'RUBRIC_ONLY', 'CHECK', 'OURS', 'Loaded', 'Format', 'text_or_bytes',
-           'inside', 'read_file', 'read_folder', 'read_text', 'read_json', 'read_toml', 'read_yaml', 'read_rows',
-           'header', 'to_workspace', 'outside', 'as_json', 'from_json', 'safe_name', 'make_task', 'gather', 'split_of',
-           'rubric_of', 'strange_modules', 'wrapped', 'write_files', 'ours', 'theirs', 'inexpressible']
+__all__ = ['LARGEST', 'MOST', 'ROWS', 'LFS', 'BEFORE', 'SCRIPT', 'STRANGE', 'RUBRIC_ONLY', 'CHECK', 'OURS', 'Loaded', 'Format',
+           'text_or_bytes', 'inside', 'read_file', 'read_folder', 'read_text', 'read_json', 'read_toml', 'read_yaml',
+           'read_rows', 'header', 'to_workspace', 'outside', 'as_json', 'from_json', 'safe_name', 'make_task', 'gather',
+           'split_of', 'rubric_of', 'strange_modules', 'wrapped', 'write_files', 'ours', 'theirs', 'inexpressible']
 
 # %% ../../../nbs/22c_launch.formats.base.ipynb #98e30507
 class Loaded(NamedTuple):
@@ -36,6 +36,7 @@ class Format:
 
 # %% ../../../nbs/22c_launch.formats.base.ipynb #61e44c48
 LARGEST, MOST = 16 << 20, 48 << 20   # bytes of one file, of one folder
+ROWS = 200_000                       # of one table: a column of a million equal texts takes up nothing on a disk
 LFS = b'version https://git-lfs.github.com/spec/'
 
 def text_or_bytes(data: bytes) -> str | bytes:
@@ -91,14 +92,24 @@ def _parsed(p: Path, parse, text: str | None = None, kind=dict):
 
 def read_json(p: Path, text: str | None = None) -> dict: return _parsed(p, json.loads, text)
 def read_toml(p: Path) -> dict: return _parsed(p, tomllib.loads)
-def read_yaml(p: Path, text: str | None = None) -> dict: return _parsed(p, yaml.safe_load, text)
+
+class _Plain(yaml.SafeLoader):
+    "YAML without aliases: twelve short lines of them stand for gigabytes."
+    def compose_node(self, parent, index):
+        if self.check_event(yaml.AliasEvent): raise yaml.YAMLError('an alias (*name) is not read')
+        return super().compose_node(parent, index)
+
+def read_yaml(p: Path, text: str | None = None) -> dict: return _parsed(p, lambda s: yaml.load(s, _Plain), text)
 
 def read_rows(p: Path) -> list[dict]:
     "The rows of a .jsonl, .json (an array), .csv or .parquet file. Cells of a CSV are text."
     if p.suffix == '.parquet':
         try: import pyarrow.parquet as pq
         except ImportError: raise InputError(f'{p}: parquet needs the package pyarrow') from None
-        try: return pq.read_table(p).to_pylist()
+        try:
+            with pq.ParquetFile(p) as f:
+                if f.metadata.num_rows > ROWS or sum(f.metadata.row_group(i).total_byte_size for i in range(f.metadata.num_row_groups)) > 1 << 30: raise InputError(f'{p}: more than {ROWS} rows or 1 GiB')
+                return f.read().to_pylist()
         except (OSError, ValueError) as e: raise InputError(f'{p}: {" ".join(str(e).split())[:200]}') from None
     if p.stat().st_size > 1 << 30: raise InputError(f'{p}: larger than 1 GiB')
     try: text = p.read_bytes().decode('utf-8-sig')
@@ -267,7 +278,7 @@ def from_json(files: dict) -> dict[str, str | bytes]:
 
 def safe_name(name: str) -> str:
     "A task's name out of letters, digits, dots, dashes."
-    return re.sub(r'[^\w.-]+', '-', str(name)).strip('-')[:100] or 'task'
+    return re.sub(r'[^\w.-]+', '-', str(name)).encode()[:100].decode(errors='ignore').strip('-.') or 'task'
 
 def _title(text) -> str: return ' '.join(str(text or '').split())[:60]
 
@@ -285,12 +296,15 @@ def make_task(name: str, instruction: str, *, format: str, split: str, verifier:
     except (TypeError, ValueError) as e: raise InputError(f'no JSON: {e}') from None
     return Task(split=split, verifier=verifier, files=kept, **{k: tuple(v) if isinstance(v, list) else v for k, v in t.model_dump(exclude={'files'}).items()})
 
+STRANGE = (TypeError, AttributeError, LookupError, ValueError, OSError, RecursionError, MemoryError)   # what reading data of another shape ends in: a list where an object belongs, a name that no file can have
+
 def gather(items, make) -> Loaded: # items: (name, what `make` takes); make: -> Task, `InputError` = refused
     "The tasks that could be made; a name that occurs twice is refused the second time."
     tasks, refused = {}, {}
     for name, x in items:
         try: t = make(x)
         except InputError as e: refused[str(name)] = str(e)
+        except STRANGE as e: refused[str(name)] = f'not the shape of this format: {type(e).__name__}: {" ".join(str(e).split())[:200]}'
         else:
             if t.task_id in tasks: refused[f'{name} (again)'] = 'a task of this name is there already'
             else: tasks[t.task_id] = t
@@ -334,7 +348,7 @@ def strange_modules(files: dict[str, str | bytes]) -> list[str]:
     for p, c in files.items():
         if not p.endswith('.py') or isinstance(c, bytes): continue
         try: tree = ast.parse(c)
-        except (SyntaxError, ValueError, RecursionError): continue
+        except (SyntaxError, ValueError, RecursionError, MemoryError): continue   # the last two: nested too deeply
         for n in ast.walk(tree): names |= {a.name.split('.')[0] for a in n.names} if isinstance(n, ast.Import) else {n.module.split('.')[0]} if isinstance(n, ast.ImportFrom) and n.module and not n.level else set()
     return sorted(names - own - set(sys.stdlib_module_names))
 

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from ...records import InputError, Task
 from ..tasks import SPLITS, load_suite, save_suite
-from .base import Format, Loaded
+from .base import STRANGE, Format, Loaded
 from .clawgym import CLAWGYM
 from .harbor import HARBOR
 from .pinchbench import PINCHBENCH, QWENCLAWBENCH
@@ -45,7 +45,8 @@ def load_any(folder: str | Path, name: str = '') -> tuple[str, Loaded]: # the fo
     names = [known(name).name] if name else detect(d)
     if not names: raise InputError(f'{d}: no {", ".join(f"{s}.jsonl" for s in SPLITS)} with a verify.py in this folder, and no other format fits ({", ".join(FOREIGN)})')
     if len(names) > 1: raise InputError(f'{d}: fits {" and ".join(names)}; convert it first: clawlab tasks convert {d} TO --source {names[0]}')
-    got = FORMATS[names[0]].load(d)
+    try: got = FORMATS[names[0]].load(d)
+    except STRANGE as e: raise InputError(f'{d}: not the shape of {names[0]}: {type(e).__name__}: {" ".join(str(e).split())[:200]}') from None
     if not got.tasks: raise InputError(f'{d}: no {names[0]} task can be used' + (f': {next(iter(got.refused))}: {next(iter(got.refused.values()))}' if got.refused else ' in this folder'))
     return names[0], got
 
@@ -84,7 +85,7 @@ def convert(source: str | Path, to: str | Path, name: str = 'clawlab', # the for
         if not kept: raise InputError(f'no task can be written as {name}: {next(iter(refused))}: {next(iter(refused.values()))}')
         back = fmt.load(part)
         if back.refused or {t.task_id for t in back.tasks} != {t.task_id for t in kept}: raise InputError(f'{name}: what was written reads differently: {next(iter(back.refused.items()), "other names")}')
-        if to.exists(): to.rmdir()
-        part.replace(to)
+        try: part.replace(to)
+        except OSError as e: raise InputError(f'{to}: {e.strerror}; another conversion may have been faster') from None
     finally: shutil.rmtree(part, ignore_errors=True)
     return dict(source=str(source), source_format=found, to=str(to), format=name, tasks=len(kept), splits=dict(Counter(t.split for t in kept)), refused=refused, left_out=left_out(kept))

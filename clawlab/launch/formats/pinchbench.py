@@ -28,8 +28,10 @@ def page(p: Path) -> tuple[dict, dict[str, str]]:
 
 def criteria(rubric: str, checklist: str) -> tuple[dict[str, str], list[str]]:
     "The judge's criteria, or the checklist where there is no rubric; and the weights that are lost."
-    heads = list(re.finditer(r'(?m)^###\s+(?:Criterion\s*\d*\s*[:.-]?\s*)?(.+?)\s*(?:\(\s*Weight:?\s*([\d.]+%?)\s*\))?\s*$', rubric))
-    if heads: return rubric_of({h[1]: rubric[h.end():n.start() if n else None].strip() or h[1] for h, n in zip(heads, [*heads[1:], None])}), ([f'weights of the criteria: {", ".join(h[2] or "?" for h in heads)}'] if len({h[2] for h in heads}) > 1 else [])
+    heads = list(re.finditer(r'(?m)^###[ \t]+(\S.*)$', rubric))
+    if heads:
+        said = [re.fullmatch(r'(?:Criterion ?\d* ?[:.-]? ?)?(.+?) ?(?:\( ?Weight:? ?([\d.]+%?) ?\))?', ' '.join(h[1].split())[:300]).groups() for h in heads]
+        return rubric_of({name: rubric[h.end():n.start() if n else None].strip() or name for (name, _), h, n in zip(said, heads, [*heads[1:], None])}), ([f'weights of the criteria: {", ".join(w or "?" for _, w in said)}'] if len({w for _, w in said}) > 1 else [])
     if rubric: return rubric_of(rubric), []
     return rubric_of(re.findall(r'(?m)^\s*-\s+(?:\[[ xX]\]\s+)?(.+)$', checklist)), []
 
