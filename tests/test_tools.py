@@ -236,4 +236,4 @@ async def test_the_mixed_run_names_what_is_not_as_it_should_be(tmp_path):
     a, b, *rest = r.calls
     spoilt = dict(reward=replace(r, reward=.5), outcome=replace(r, outcome='timeout'), recovered=replace(r, scores={**r.scores, 'recovered': 0}), roots=replace(r, calls=r.calls[1:] + (replace(a, prompt_ids=a.prompt_ids[1:], call_id='x'),)), quarantined=replace(r, calls=(replace(a, quarantine='odd'), b, *rest)))
     assert all(m.problems(x, h) for x in spoilt.values()), {k: m.problems(x, h) for k, x in spoilt.items()}
-    assert m.problems(r, replace(h, spec=h.spec.model_copy(update=dict(expect=h.expect.model_copy(update=dict(leaves=2)))))) == ['leaves 1 instead of 2']
+    assert m.problems(r, replace(h, spec=h.spec.model_copy(update=dict(expect=h.expect.model_copy(update=dict(leaves=2)))))) == ['leaves: 1 instead of 2']
