@@ -184,7 +184,7 @@ DEFAULTS = {
     'sandbox': {'backend': 'bwrap', 'image': ''},
     'kubernetes': {'namespace': 'clawlab-sandboxes', 'image': '', 'proxy': '', 'patch': '', 'starting': '16', 'rate': '20', 'warm': '0'},
     'store':   {'durable': 'process'},
-    'judge':   {'url': '', 'model': '', 'key_env': '', 'key_file': '', 'concurrency': '4', 'timeout': '60'},
+    'judge':   {'url': '', 'model': '', 'key_env': '', 'concurrency': '4', 'timeout': '60'},
     'embed':   {'url': '', 'model': '', 'key_env': ''},
     'proposer': {'url': '', 'model': '', 'key_env': ''},
     'egress':  {},  # names are the user's own

@@ -13,7 +13,9 @@ from clawlab.launch.sandbox.base import probe
 from clawlab.launch.tasks import load_suite, overlap, save_suite
 from clawlab.learn import sftdata as S
 from clawlab.learn.data import sft_data
-from clawlab.learn.embed import Endpoint, Words, embed, embedder, nearest, thin, unit
+from clawlab.launch import endpoint
+from clawlab.launch.endpoint import Endpoint
+from clawlab.learn.embed import Served, Words, embed, embedder, nearest, thin, unit
 from clawlab.learn.forest import logprobs, pack
 from clawlab.learn.tree import build_tree
 from clawlab.records import ClawlabError, InputError, Message, Rollout, Task, ToolCall
@@ -83,20 +85,19 @@ def test_an_endpoint_is_asked_in_batches_and_once(server, tmp_path, monkeypatch)
     assert np.allclose(V[2], unit(np.array([3., 1.]))) and (V[130] == V[0]).all() and [len(b['input']) for _, _, b in server.asked] == [64, 64, 2]
     assert server.asked[0][:2] == ('/v1/embeddings', 'Bearer secret') and server.asked[0][2]['model'] == 'm'
     assert (embed(texts[::-1], e, cache=tmp_path/'v.db') == V[::-1]).all() and len(server.asked) == 3
-    embed(['x'], Endpoint(server.url, 'other'), cache=tmp_path/'v.db'); assert len(server.asked) == 4   # another model's vectors are others
+    embed(['x'], Served(Endpoint(server.url, 'other')), cache=tmp_path/'v.db'); assert len(server.asked) == 4   # another model's vectors are others
 
-@pytest.mark.parametrize('say,line', [
-    (lambda t: (200, dict(data=[])), '0 vectors for 2 texts'), (lambda t: (200, dict(data=[dict(index=0, embedding=[1]), dict(index=1, embedding=[float('nan')])])), '2 vectors for 2 texts'),
-    (lambda t: (200, b'<html>'), 'not an answer'), (lambda t: (200, dict(data=[dict(index=i, embedding=[1.]*(i + 1)) for i in range(2)])), 'not an answer'), (lambda t: (401, b'no key'), '401 no key'), (lambda t: (503, b'busy'), '503 busy')])
-def test_an_endpoint_that_fails_is_one_line(server, say, line):
-    server.say = say
-    with pytest.raises(ClawlabError, match=line) as e: Endpoint(server.url, 'm', wait=0)(['a', 'b'])
+@pytest.mark.parametrize('say,line', [(lambda t: (200, dict(data=[])), '0 vectors for 2 texts'), (lambda t: (401, b'no key'), '401: no key'), (lambda t: (503, b'busy'), '503: busy')])
+def test_an_endpoint_that_fails_is_one_line(server, say, line, monkeypatch):
+    monkeypatch.setattr(endpoint, 'PAUSE', 0.); server.say = say
+    with pytest.raises(ClawlabError, match=line) as e: embedder(f'{server.url}#m')(['a', 'b'])
     assert '\n' not in str(e.value) and server.url in str(e.value) and len(server.asked) == (3 if '503' in line else 1)
 
-def test_an_endpoint_is_asked_again_and_what_came_is_kept(server, tmp_path):
+def test_an_endpoint_is_asked_again_and_what_came_is_kept(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(endpoint, 'PAUSE', 0.)
     n = iter(range(99)); server.say = lambda t: good(t) if next(n) % 2 else (429, b'slow down')
-    assert Endpoint(server.url, 'm', wait=0)(['a', 'bb']).shape == (2, 2) and len(server.asked) == 2
-    n2 = iter(range(99)); server.say = lambda t: good(t) if next(n2) < 1 else (400, b'too long'); server.asked.clear(); e = Endpoint(server.url, 'm', wait=0)
+    assert Served(Endpoint(server.url, 'm'))(['a', 'bb']).shape == (2, 2) and len(server.asked) == 2
+    n2 = iter(range(99)); server.say = lambda t: good(t) if next(n2) < 1 else (400, b'too long'); server.asked.clear(); e = Served(Endpoint(server.url, 'm'))
     with pytest.raises(ClawlabError, match='too long'): embed([str(i) for i in range(100)], e, cache=tmp_path/'v.db')
     server.say = good; embed([str(i) for i in range(100)], e, cache=tmp_path/'v.db'); assert [len(b['input']) for _, _, b in server.asked] == [64, 36, 36]
 

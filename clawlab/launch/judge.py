@@ -4,19 +4,19 @@
 
 # %% ../../nbs/23b_launch.judge.ipynb #a4ce3f19
 from __future__ import annotations
-import asyncio, email.utils, hashlib, json, os, random, time
+import asyncio, hashlib, json, os
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterable, Mapping
-import aiohttp
 from pydantic import BaseModel, ConfigDict, ValidationError
 from ..records import Call, InputError, Task, home, setting
+from .endpoint import Endpoint, Fault, endpoint
 from .grading import Score, unseen
 
 # %% auto #0
-__all__ = ['FILE', 'FILES', 'TALK', 'TURN', 'VALUES', 'SYSTEM', 'TRIES', 'PAUSE', 'MOST', 'PASSING', 'CODE', 'RUBRIC',
-           'show_files', 'show_talk', 'prompt', 'Answer', 'read_answer', 'Verdict', 'Judge', 'combine', 'the_judge']
+__all__ = ['FILE', 'FILES', 'TALK', 'TURN', 'VALUES', 'SYSTEM', 'TRIES', 'CODE', 'RUBRIC', 'show_files', 'show_talk', 'prompt',
+           'Answer', 'read_answer', 'Verdict', 'Judge', 'combine', 'the_judge']
 
 # %% ../../nbs/23b_launch.judge.ipynb #bd29d2ea
 FILE, FILES, TALK, TURN = 6000, 40_000, 20_000, 2000  # characters: of one file, of all, of the transcript, of one of its messages
@@ -89,8 +89,7 @@ def read_answer(text: str, rubric: Iterable[str]) -> Answer:
     return a
 
 # %% ../../nbs/23b_launch.judge.ipynb #d039f78e
-TRIES, PAUSE, MOST = 6, 1., 1 << 20          # requests for one verdict; seconds before the second one, doubled each time; bytes of a reply
-PASSING = (408, 425, 429, 500, 502, 503, 504, 529)
+TRIES = 6  # requests for one verdict
 
 @dataclass(frozen=True)
 class Verdict:
@@ -105,50 +104,30 @@ class Verdict:
     @property
     def mean(self) -> float | None: return None if self.scores is None else sum(self.scores.values())/len(self.scores)
 
-class _Fault(Exception):
-    "One request without a usable answer; `again` if another may help, in `after` seconds if the server says so; `said`: what the judge wrote."
-    def __init__(self, why: str, again: bool, after: float = 0., said: str | None = None): super().__init__(why); self.again, self.after, self.said = again, after, said
-
-def _after(header: str | None) -> float:
-    "Seconds in a Retry-After header, of either kind; at most a minute."
-    try: s = float(header or 0)
-    except ValueError:
-        try: s = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
-        except ValueError: s = 0.
-    return min(max(s, 0.), 60.) if s == s else 0.
-
 @dataclass
 class Judge:
     "Scores rollouts by their task's rubric with a model at a Chat Completions endpoint; use it in `async with`."
-    url: str                             # up to and with /v1
-    model: str
-    key: str = field(default='', repr=False)
-    concurrency: int = 4                 # open requests
-    timeout: float = 60.                 # seconds for one of them
-    cache: Path | None = None            # folder of verdicts; None: `home()/judge`
-    pause: float = PAUSE
+    endpoint: Endpoint
+    cache: Path | None = None   # folder of verdicts; None: `home()/judge`
 
-    def __post_init__(self):
-        self.cache, self._room, self._locks = Path(self.cache or home()/'judge'), asyncio.Semaphore(self.concurrency), defaultdict(asyncio.Lock)
-    async def __aenter__(self):
-        self.http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(self.timeout), headers={'authorization': f'Bearer {self.key}'} if self.key else {})
-        return self
-    async def __aexit__(self, *_): await self.http.close()
+    def __post_init__(self): self.cache, self._locks = Path(self.cache or home()/'judge'), defaultdict(asyncio.Lock)
+    async def __aenter__(self): return self
+    async def __aexit__(self, *_): await self.endpoint.close()
 
     async def __call__(self, task: Task, files: Mapping[str, bytes | str], calls: Iterable[Call] = ()) -> Verdict:
         "The verdict on what an agent left. Equal questions at the same time are asked once."
         ms = prompt(task, files, calls)
-        key = hashlib.sha256(json.dumps([self.model, ms]).encode()).hexdigest()
+        key = hashlib.sha256(json.dumps([self.endpoint.model, ms]).encode()).hexdigest()
         async with self._locks[key]:
             if (v := self._found(key, task)) is None:
-                async with self._room: v = await _ask(self, ms, task, key)
+                v = await _ask(self.endpoint, ms, task, key)
                 if v.scores is not None: self._keep(v)
         return v
 
     def _found(self, key: str, task: Task) -> Verdict | None:
         try: d = json.loads((self.cache/key[:2]/f'{key}.json').read_text()); a = read_answer(json.dumps(d['answer']), task.rubric)
         except (OSError, ValueError, KeyError, TypeError): return None   # not there, or damaged
-        return Verdict(a.scores, a.notes, model=self.model, prompt=key)
+        return Verdict(a.scores, a.notes, model=self.endpoint.model, prompt=key)
 
     def _keep(self, v: Verdict):
         (f := self.cache/v.prompt[:2]/f'{v.prompt}.json').parent.mkdir(parents=True, exist_ok=True)
@@ -156,35 +135,20 @@ class Judge:
         tmp.replace(f)
 
 # %% ../../nbs/23b_launch.judge.ipynb #937353e8
-async def _ask(judge: Judge, ms: list[dict], task: Task, key: str) -> Verdict:
+async def _ask(e: Endpoint, ms: list[dict], task: Task, key: str) -> Verdict:
     "Asks until there is an answer, a fault for good, or no try left."
     asked, why = ms, ''
     for n in range(1, TRIES + 1):
-        try: return _verdict(judge, await _request(judge, asked), task, key, n)
-        except _Fault as e: fault, why = e, str(e)
-        if not fault.again or n == TRIES: break
-        if fault.said is None: await asyncio.sleep(max(fault.after, random.uniform(.7, 1.)*judge.pause*2**(n - 1)))
-        else: asked = [*ms, dict(role='assistant', content=_cut(fault.said, TURN) or '(nothing)'), dict(role='user', content=f'That is not what was asked for ({why[:300]}). Answer with the JSON object alone.')]
-    return Verdict(None, error=f'{why} (after {n} request{"s"*(n > 1)})', model=judge.model, prompt=key, requests=n)
-
-def _verdict(judge, text, task, key, n):
-    try: a = read_answer(text, task.rubric)
-    except ValueError as e: raise _Fault(f'bad answer: {e}'[:400], True, said=text) from None
-    return Verdict(a.scores, a.notes, model=judge.model, prompt=key, requests=n)
-
-async def _request(judge: Judge, ms: list[dict]) -> str:
-    "What the model says to these messages; `_Fault` if nothing."
-    try:
-        async with judge.http.post(f'{judge.url.rstrip("/")}/chat/completions', json=dict(model=judge.model, messages=ms, temperature=0)) as r:
-            body = bytearray()
-            while len(body) < MOST and (more := await r.content.read(MOST - len(body))): body += more
-            if r.status != 200: raise _Fault(f'HTTP {r.status}: {" ".join(body[:200].decode("utf8", "replace").split())}'.replace(judge.key or '\0', '***'), r.status in PASSING, _after(r.headers.get('retry-after')))
-    except TimeoutError: raise _Fault(f'no answer within {judge.timeout:g} s', True) from None
-    except (aiohttp.ClientError, OSError) as e: raise _Fault(f'{type(e).__name__}: {e}'[:200], True) from None
-    try: text = json.loads(body)['choices'][0]['message']['content']
-    except (ValueError, LookupError, TypeError, RecursionError): raise _Fault('the reply is no chat completion', True) from None
-    if not isinstance(text, str): raise _Fault('the reply has no text', True)
-    return text
+        try: text = await e.chat(asked, tries=1, temperature=0)
+        except Fault as f:
+            why = str(f)
+            if not f.again: break
+            if n < TRIES: await e.rest(n - 1, f.after)
+            continue
+        try: a = read_answer(text, task.rubric); return Verdict(a.scores, a.notes, model=e.model, prompt=key, requests=n)
+        except ValueError as bad: why = ' '.join(f'bad answer: {bad}'.split())[:400]
+        asked = [*ms, dict(role='assistant', content=_cut(text, TURN) or '(nothing)'), dict(role='user', content=f'That is not what was asked for ({why[:300]}). Answer with the JSON object alone.')]
+    return Verdict(None, error=f'{why} (after {n} request{"s"*(n > 1)})', model=e.model, prompt=key, requests=n)
 
 # %% ../../nbs/23b_launch.judge.ipynb #ab01f8e6
 CODE, RUBRIC = .7, .3
@@ -209,14 +173,10 @@ def combine(s: Score,
 def the_judge(tasks: Iterable[Task] # of a run
              ) -> Judge | None:
     "The judge of `[judge]` in settings.ini, where one of the tasks has a rubric; None where none has, or on purpose (`url = none`). `InputError` with one line where tasks need one and there is none."
-    url, model, env, file = (setting('judge', k) for k in ('url', 'model', 'key_env', 'key_file'))
+    url, model = setting('judge', 'url'), setting('judge', 'model')
     if not (hybrid := [t.task_id for t in tasks if t.rubric]) or url == 'none': return None
     if not url or not model: raise InputError(f'{len({*hybrid})} of these tasks have a rubric (such as {hybrid[0]}) and [judge] in settings.ini names no {"url" if not url else "model"}; url = none scores them by code only')
-    if not url.startswith(('http://', 'https://')): raise InputError(f'[judge] url = {url}: it begins with http:// or https://')
-    if env and not os.environ.get(env): raise InputError(f'[judge] key_env = {env}: there is no such environment variable')
-    try: key = os.environ[env].strip() if env else Path(file).expanduser().read_text().strip() if file else ''
-    except OSError as e: raise InputError(f'[judge] key_file = {file}: {e.strerror}') from None
     try: n, seconds = int(setting('judge', 'concurrency')), float(setting('judge', 'timeout'))
     except ValueError as e: raise InputError(f'[judge] concurrency and timeout are numbers: {e}') from None
     if n < 1 or not 0 < seconds < 1e6: raise InputError(f'[judge] concurrency = {n}, timeout = {seconds:g}: both are more than 0')
-    return Judge(url, model, key, n, seconds)
+    return Judge(endpoint('judge', at_once=n, seconds=seconds))

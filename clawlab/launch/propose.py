@@ -4,18 +4,17 @@
 
 # %% ../../nbs/25_launch.propose.ipynb #592fed83
 from __future__ import annotations
-import asyncio, email.utils, hashlib, json, os, random, re, time
+import hashlib, json, os, random, re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, Protocol
-import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from ..records import ClawlabError, EngineError, InputError
+from .endpoint import Endpoint, Fault
+from ..records import ClawlabError
 
 # %% auto #0
-__all__ = ['CATEGORIES', 'Category', 'PERSONAS', 'SKILLS', 'AGAIN', 'MOST', 'PAUSE', 'SAY_IDEA', 'SAY_TASK', 'Seed', 'seed_of',
-           'Strict', 'Idea', 'Draft', 'Feedback', 'Refused', 'Proposer', 'Answers', 'wait_s', 'json_object', 'Endpoint',
-           'close', 'ModelProposer']
+__all__ = ['CATEGORIES', 'Category', 'PERSONAS', 'SKILLS', 'SAY_IDEA', 'SAY_TASK', 'LIKE', 'Seed', 'seed_of', 'Strict', 'Idea',
+           'Draft', 'Feedback', 'Refused', 'Proposer', 'Answers', 'json_object', 'ModelProposer']
 
 # %% ../../nbs/25_launch.propose.ipynb #0a3653b4
 CATEGORIES = {'product-collab': 'productivity and collaboration', 'systems-auto': 'systems and automation', 'analysis-reason': 'analysis and reasoning',
@@ -89,11 +88,7 @@ class Proposer(Protocol):
     async def build(self, seed: Seed, idea: Idea, feedback: Feedback | None = None) -> Draft: ...
     async def close(self): ...
 
-# %% ../../nbs/25_launch.propose.ipynb #d5d2ad7c
-AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)  # answers after which another try can help
-MOST = 4 << 20                                           # bytes of an answer
-PAUSE = 30.                                              # seconds, the longest between two tries
-
+# %% ../../nbs/25_launch.propose.ipynb #4f1a72cb
 class Answers:
     "Usable answers in a JSON-lines file, by the hash of what was asked. A line that was cut off is forgotten."
     def __init__(self, path: str | Path | None):
@@ -109,14 +104,6 @@ class Answers:
         if self.path:
             with self.path.open('a') as f: f.write(json.dumps(dict(asked=asked, answer=answer)) + '\n')
 
-def wait_s(header: str | None, tries: int) -> float:
-    "Seconds until the next try: what the server asks for (a number or a date), else 0.5, 1, 2, ...; at most `PAUSE`."
-    try: s = float(header)
-    except (TypeError, ValueError):
-        try: s = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
-        except (TypeError, ValueError): s = .5 * 2**tries
-    return min(max(s, 0.), PAUSE) if s == s else PAUSE
-
 def json_object(text: str) -> dict:
     "The one JSON object in a reply: thinking and a fence around it are taken off. `ValueError` for anything else."
     text = re.sub(r'^\s*<think>.*?</think>', '', text, flags=re.S).strip()
@@ -125,76 +112,6 @@ def json_object(text: str) -> dict:
     except RecursionError: raise ValueError('nested too deeply') from None
     if not isinstance(d, dict): raise ValueError('not a JSON object')
     return d
-
-# %% ../../nbs/25_launch.propose.ipynb #db8da7e7
-class Endpoint:
-    "Chat Completions of any server, asked for JSON. `key` is the name of an environment variable, or empty."
-    def __init__(self, url: str, model: str, key: str = '', *, answers: str | Path | None = None, seconds: float = 300., tries: int = 5, repairs: int = 1, at_once: int = 8, temperature: float = 1., max_tokens: int = 8192):
-        if re.match(r'https?://[^/]*@|[^?]*\?', url): raise InputError('the address of a chat endpoint holds no name, key or query: the key is in an environment variable, whose name is proposer.key_env of settings.ini')
-        if not re.match(r'https?://[^/\s]', url): raise InputError(f'{url!r} is no address of a chat endpoint: http://HOST/v1')
-        if not model: raise InputError(f'which model of {url}? --model NAME, or proposer.model in settings.ini')
-        if key and not os.environ.get(key): raise InputError(f'the environment variable {key}, which holds the key of {url}, is empty')
-        self.url, self.model, self.tries, self.repairs, self.body = url.rstrip('/'), model, tries, repairs, dict(temperature=temperature, max_tokens=max_tokens)
-        self.key, self.gate, self.answers, self.asked = os.environ.get(key, '') if key else '', asyncio.Semaphore(at_once), Answers(answers), dict(calls=0, cached=0, retries=0, tokens=0)
-        self.timeout, self._http = aiohttp.ClientTimeout(total=seconds, sock_connect=10), None
-
-    def _say(self, text: str) -> str:
-        "A server's words in one line, without the key."
-        return ' '.join((text.replace(self.key, '***') if self.key else text).split())[:200]
-
-    async def ask(self, messages: list[dict], shape: type[BaseModel], nonce: int = 0) -> BaseModel:
-        "One object of this shape; `nonce` tells apart what is asked twice on purpose. Raises `Refused('no_answer')`, `EngineError`."
-        asked = hashlib.sha256(json.dumps([self.model, messages, self.body, nonce]).encode()).hexdigest()
-        if asked in self.answers.found: self.asked['cached'] += 1; return shape.model_validate_json(self.answers.found[asked])
-        why = ''
-        for _ in range(self.repairs + 1):
-            text, why = await self._reply(messages if not why else [*messages, dict(role='user', content=f'Your last answer was not usable ({why}). Answer again, with one JSON object and nothing else.')], nonce)
-            if text is None: continue
-            try: got = shape.model_validate(json_object(text))
-            except ValidationError as e: f = e.errors()[0]; why = f'{".".join(map(str, f["loc"])) or "the object"}: {f["msg"]}'
-            except ValueError as e: why = f'no JSON object: {e}'
-            else: self.answers.add(asked, got.model_dump_json()); return got
-        raise Refused('no_answer', self._say(why))
-
-# %% ../../nbs/25_launch.propose.ipynb #bdb3dc24
-async def _read(r) -> bytes | None:
-    "The body of an answer; None if it is longer than `MOST`."
-    data = bytearray()
-    async for part in r.content.iter_chunked(1 << 16):
-        data += part
-        if len(data) > MOST: return None
-    return bytes(data)
-
-async def _reply(self, messages, nonce) -> tuple[str | None, str]:
-    "Text of one reply, or None and why it has none."
-    async with self.gate: data = await self._post(dict(self.body, model=self.model, messages=messages, seed=nonce))
-    try:
-        d = json.loads(data); c = d['choices'][0]; m = c['message']
-        self.asked['tokens'] += int((d.get('usage') or {}).get('completion_tokens') or 0)
-        if m.get('refusal') or c.get('finish_reason') == 'content_filter': return None, f'the model declined: {m.get("refusal") or "content filter"}'
-        if c.get('finish_reason') == 'length': return None, 'it was cut off at its length limit'
-        return (m['content'], '') if isinstance(m.get('content'), str) else (None, 'no text')
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as e: return None, f'not a chat completion: {type(e).__name__}'
-
-async def _post(self, body: dict) -> bytes:
-    "The body of a 200; `EngineError` when it can't be had."
-    if self._http is None: self._http = aiohttp.ClientSession(timeout=self.timeout)
-    for k in range(self.tries):
-        header = None
-        try:
-            self.asked['calls'] += 1
-            async with self._http.post(f'{self.url}/chat/completions', json=body, headers={'Authorization': f'Bearer {self.key}'} if self.key else {}, allow_redirects=False) as r:
-                data, header = await _read(r), r.headers.get('Retry-After')
-                if r.status == 200 and data: return data
-                why = f'{r.status}: {(data or b"")[:500].decode("utf8", "replace")}' if data or r.status != 200 else 'an empty answer, or one that is too long'
-                if r.status != 200 and r.status not in AGAIN: break
-        except (aiohttp.ClientError, OSError, TimeoutError) as e: why = str(e) or type(e).__name__
-        if k + 1 < self.tries: self.asked['retries'] += 1; await asyncio.sleep(wait_s(header, k))
-    raise EngineError(f'{self.url}: no proposal: {self._say(why)}')
-
-async def close(self):
-    if self._http: await self._http.close(); self._http = None
-Endpoint._reply, Endpoint._post, Endpoint.close = _reply, _post, close
 
 # %% ../../nbs/25_launch.propose.ipynb #87af78f2
 SAY_IDEA = """You invent tasks for an agent that works with a shell in a folder of plain files, without a network. A task must be solvable from the files alone, by reading and changing files, and whether it was solved must be decidable by a program that sees only the folder afterwards.
@@ -209,17 +126,35 @@ SAY_TASK = """You write one task for an agent that works with a shell in a folde
  "verify": Python source, standard library only, that defines verify(workspace: pathlib.Path, expect: dict) -> float in [0, 1]}
 The verifier gives exactly 1 for the solution, exactly 0 for the untouched folder and for an empty one, less than 0.75 for the wrong way. It checks that what should stay has stayed. It reads files as bytes and decodes with errors='replace', checks is_file() first, catches errors of parsing, and never depends on time, chance, or the order of a set."""
 
+LIKE = dict(temperature=1., max_tokens=8192)
+
 class ModelProposer:
     "A model behind a chat endpoint as the proposer."
-    def __init__(self, endpoint: Endpoint): self.endpoint, self.name = endpoint, f'{endpoint.model} at {endpoint.url}'
+    def __init__(self, endpoint: Endpoint, answers: str | Path | None = None): self.endpoint, self.name, self.answers, self.cached = endpoint, f'{endpoint.model} at {endpoint.url}', Answers(answers), 0
+    @property
+    def asked(self) -> dict: return dict(self.endpoint.asked, cached=self.cached)
+
+    async def ask(self, messages: list[dict], shape: type[BaseModel], nonce: int = 0) -> BaseModel:
+        "One object of this shape; `nonce` tells apart what is asked twice on purpose. Raises `Refused('no_answer')`, `EngineError`."
+        asked, why = hashlib.sha256(json.dumps([self.endpoint.model, messages, LIKE, nonce]).encode()).hexdigest(), ''
+        if asked in self.answers.found: self.cached += 1; return shape.model_validate_json(self.answers.found[asked])
+        for _ in range(2):
+            try: got = shape.model_validate(json_object(await self.endpoint.chat(messages if not why else [*messages, dict(role='user', content=f'Your last answer was not usable ({why}). Answer again, with one JSON object and nothing else.')], seed=nonce, **LIKE)))
+            except Fault as e:
+                if not e.answered: raise
+                why = str(e).removeprefix(f'{self.endpoint.url}: ')
+            except ValidationError as e: f = e.errors()[0]; why = f'{".".join(map(str, f["loc"])) or "the object"}: {f["msg"]}'
+            except ValueError as e: why = f'no JSON object: {e}'
+            else: self.answers.add(asked, got.model_dump_json()); return got
+        raise Refused('no_answer', ' '.join(why.split())[:200])
 
     async def propose(self, seed: Seed, feedback: Feedback | None = None) -> Idea:
         say = f'Persona: {seed.persona}\nCategory: {seed.category} ({CATEGORIES[seed.category]})\nSkill: {seed.skill}' + _told(feedback)
-        return await self.endpoint.ask([dict(role='system', content=SAY_IDEA), dict(role='user', content=say)], Idea, nonce=_nonce(seed))
+        return await self.ask([dict(role='system', content=SAY_IDEA), dict(role='user', content=say)], Idea, nonce=_nonce(seed))
 
     async def build(self, seed: Seed, idea: Idea, feedback: Feedback | None = None) -> Draft:
         say = f'Persona: {seed.persona}\nIdea: {idea.idea}\nLevel: {idea.level}' + (f'\nYour last version: {feedback.draft.model_dump_json()}' if feedback and feedback.draft else '') + _told(feedback)
-        return await self.endpoint.ask([dict(role='system', content=SAY_TASK), dict(role='user', content=say)], Draft, nonce=_nonce(seed))
+        return await self.ask([dict(role='system', content=SAY_TASK), dict(role='user', content=say)], Draft, nonce=_nonce(seed))
 
     async def close(self): await self.endpoint.close()
 

@@ -4,16 +4,18 @@
 
 # %% ../../nbs/38_learn.embed.ipynb #1a7285d8
 from __future__ import annotations
-import hashlib, json, os, re, sqlite3, time, urllib.error, urllib.request, zipfile, zlib
+import asyncio, hashlib, re, sqlite3, zipfile, zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Callable, Iterable, Sequence
 import numpy as np
-from ..records import ClawlabError, InputError, home, setting
+from ..records import InputError, home, setting
+from ..launch.endpoint import Endpoint, endpoint
 from .smol import download, prepared
 
 # %% auto #0
-__all__ = ['PACKAGE', 'MEMBER', 'SHA256', 'WINDOW', 'unit', 'Words', 'minilm', 'MiniLM', 'Endpoint', 'embedder', 'embed',
-           'nearest', 'thin']
+__all__ = ['PACKAGE', 'MEMBER', 'SHA256', 'WINDOW', 'unit', 'Words', 'minilm', 'MiniLM', 'Served', 'embedder', 'embed', 'nearest',
+           'thin']
 
 # %% ../../nbs/38_learn.embed.ipynb #e08b43fe
 def unit(x: np.ndarray) -> np.ndarray:
@@ -67,50 +69,22 @@ class MiniLM:
         with torch.no_grad(): return unit(np.stack([mean(t) for t in texts]))
 
 # %% ../../nbs/38_learn.embed.ipynb #173f6a50
-class Endpoint:
-    "Any OpenAI-compatible `/v1/embeddings`."
-    def __init__(self, url: str, model: str, key: str = '', *, batch: int = 64, tries: int = 3, seconds: float = 60., wait: float = 1.):
-        if not url.startswith(('http://', 'https://')) or not model: raise InputError(f'an embedding endpoint is a URL with http:// and a model, not {url!r} and {model!r}')
-        self.url, self.model, self.key, self.batch, self.tries, self.seconds, self.wait = url.rstrip('/'), model, key, batch, tries, seconds, wait
-        self.name = f'{self.url}#{model}'
-
+class Served:
+    "A model behind an endpoint's `/v1/embeddings`."
+    def __init__(self, endpoint: Endpoint): self.endpoint, self.name = endpoint, f'{endpoint.url}#{endpoint.model}'
     def __call__(self, texts: Sequence[str]) -> np.ndarray: # float32[N, D]
-        got = [v for i in range(0, len(texts), self.batch) for v in self._ask(texts[i:i + self.batch])]
-        if len({len(v) for v in got}) > 1: raise ClawlabError(f'embeddings from {self.name}: vectors of different lengths')
-        return unit(np.array(got))
-
-    def _ask(self, texts):
-        for left in range(self.tries - 1, -1, -1):
-            try: return self._vectors(self._post(dict(model=self.model, input=list(texts), encoding_format='float')), len(texts))
-            except urllib.error.HTTPError as e: why, again = f'{e.code} {e.read(300).decode("utf8", "replace")}', e.code in (408, 429) or e.code >= 500
-            except (OSError, TimeoutError) as e: why, again = getattr(e, 'reason', None) or e, True
-            except (ValueError, KeyError, TypeError) as e: why, again = f'not an answer: {type(e).__name__} {e}', False
-            if not again or not left: raise ClawlabError(f'embeddings from {self.name}: {why}')
-            time.sleep(self.wait*2**(self.tries - 1 - left))
-
-    def _post(self, body):
-        req = urllib.request.Request(f'{self.url}/embeddings', json.dumps(body).encode(), {'content-type': 'application/json', **({'authorization': f'Bearer {self.key}'} if self.key else {})})
-        with urllib.request.urlopen(req, timeout=self.seconds) as r: return json.load(r)
-
-    def _vectors(self, answer, n):
-        rows = sorted(answer['data'], key=lambda d: d['index'])
-        v = np.array([d['embedding'] for d in rows], np.float64)
-        if [d['index'] for d in rows] != list(range(n)) or v.ndim != 2 or not np.isfinite(v).all(): raise ValueError(f'{len(rows)} vectors for {n} texts')
-        return v.tolist()
+        async def ask():
+            async with self.endpoint as e: return await e.embeddings(texts)
+        with ThreadPoolExecutor(1) as own: return unit(np.array(own.submit(asyncio.run, ask()).result()))   # whoever calls may have a loop of its own
 
 # %% ../../nbs/38_learn.embed.ipynb #fe299fcd
-def _key():
-    env = setting('embed', 'key_env')
-    if env and not os.environ.get(env): raise InputError(f'[embed] key_env = {env}: there is no such environment variable')
-    return os.environ[env].strip() if env else ''
-
 def embedder(spec: str = '', # words | minilm | URL#MODEL; empty: the endpoint of `[embed]` in settings.ini, else minilm
              say: Callable | None = None) -> Callable[[Sequence[str]], np.ndarray]:
     "What turns texts into vectors; its `name` says which model it is."
-    if not spec: spec = f"{setting('embed', 'url')}#{setting('embed', 'model')}" if setting('embed', 'url') else 'minilm'
+    if not spec and setting('embed', 'url'): return Served(endpoint('embed', tries=3))
     if spec == 'words': return Words()
-    if spec == 'minilm': return MiniLM(say)
-    if spec.startswith(('http://', 'https://')): return Endpoint(*spec.rpartition('#')[::2], _key())
+    if spec in ('', 'minilm'): return MiniLM(say)
+    if spec.startswith(('http://', 'https://')): return Served(endpoint('embed', *spec.partition('#')[::2], tries=3))
     raise InputError(f'unknown embedding model {spec!r}; there are words, minilm and URL#MODEL')
 
 # %% ../../nbs/38_learn.embed.ipynb #ea230265

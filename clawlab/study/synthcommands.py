@@ -44,8 +44,9 @@ def _proposer(name: str, model: str, to: Path):
     if name == 'template':
         from clawlab.launch.templates import TemplateProposer
         return TemplateProposer()
-    from clawlab.launch.propose import Endpoint, ModelProposer
-    return ModelProposer(Endpoint(name, model, setting('proposer', 'key_env'), answers=to/'answers.jsonl'))
+    from clawlab.launch.endpoint import endpoint
+    from clawlab.launch.propose import ModelProposer
+    return ModelProposer(endpoint('proposer', name, model, seconds=300.), to/'answers.jsonl')
 
 def tasks_synthesize(to: Annotated[Path, typer.Option(help='Folder of the suite, its ledger and its report')], n: Annotated[int, whole(least=1, help='Tasks wanted')] = 50,
                      proposer: Annotated[str, typer.Option(metavar='template|URL', help='Who invents tasks: templates, or a model at a chat endpoint (http://HOST/v1); empty: proposer.url of settings.ini, else templates')] = '',
@@ -77,5 +78,5 @@ def tasks_synthesize(to: Annotated[Path, typer.Option(help='Folder of the suite,
                                             sampling=Sampling(temperature=temperature, max_tokens=max_tokens), limits=limits)
     s = asyncio.run(go())
     page = pages.write(report(s), to/'report.html'); d = s.summary()
-    emit(dict(d, to=str(to), report=str(page), ledger=str(to/'ledger.jsonl')) | (dict(asked=p.endpoint.asked) if hasattr(p, 'endpoint') else {}))
+    emit(dict(d, to=str(to), report=str(page), ledger=str(to/'ledger.jsonl')) | (dict(asked=p.asked) if hasattr(p, 'asked') else {}))
     if d['tasks'] < n: say(f'{d["candidates"]} candidates gave {d["tasks"]} of {n} tasks; --candidates allows more'); raise typer.Exit(1)
