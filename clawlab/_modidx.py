@@ -1453,6 +1453,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'clawlab.launch.harness.command': ('launch.harness.html#command', 'clawlab/launch/harness.py'),
                                         'clawlab.launch.harness.described': ('launch.harness.html#described', 'clawlab/launch/harness.py'),
                                         'clawlab.launch.harness.fill': ('launch.harness.html#fill', 'clawlab/launch/harness.py'),
+                                        'clawlab.launch.harness.fits': ('launch.harness.html#fits', 'clawlab/launch/harness.py'),
                                         'clawlab.launch.harness.folders': ('launch.harness.html#folders', 'clawlab/launch/harness.py'),
                                         'clawlab.launch.harness.install': ('launch.harness.html#install', 'clawlab/launch/harness.py'),
                                         'clawlab.launch.harness.install_npm': ( 'launch.harness.html#install_npm',

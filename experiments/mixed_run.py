@@ -11,6 +11,7 @@ from clawlab.capture.engines.base import Sampling
 from clawlab.capture.engines.oracle import OracleEngine
 from clawlab.capture.proxy import Proxy
 from clawlab.capture.store import Store
+from clawlab.launch.check import differs
 from clawlab.launch.harness import load
 from clawlab.launch.rollouts import Job, run_rollouts
 from clawlab.launch.tasks import load_suite, select
@@ -23,8 +24,7 @@ def problems(r, h) -> list[str]:
     out = [] if (r.outcome, r.reward) == ('ok', 1) else [f'{r.outcome} {r.meta.get("reason", "")} reward {r.reward} {json.dumps(r.scores.get("checks", r.scores))}']
     if not r.calls: return out
     t = build_tree(r.calls)
-    got, want = dict(roots=t.stats['roots'], leaves=t.stats['lineage_leaves'], drift=t.stats['drift']), h.expect.tree(len(r.calls))
-    out += [f'{k} {got[k]} instead of {want[k]}' for k in got if got[k] != want[k]] + [f'quarantined: {c.quarantine}' for c in r.calls if c.quarantine][:1]
+    out += differs(h, r.calls)
     sampled = sum(len(c.output_ids) for c in r.calls if c.role == 'main')
     if not sampled == t.stats['sampled'] == t.stats['trained'] == int(t.train_T.sum()): out.append(f"{sampled} sampled, {t.stats['sampled']} in the tree, {t.stats['trained']} trained")
     if (n := r.scores.get('faults')) and n != r.scores.get('recovered'): out.append('a failure was met and not overcome')
@@ -45,7 +45,7 @@ async def main(a) -> int:
                 trees = [build_tree(r.calls) for r in rs if r.calls]; calls = [c for r in rs for c in r.calls]
                 native = sum('run.py' not in str(c.arguments) and c.name != 'bash' and any(c.name.endswith(x['tool']) for x in tasks[r.task_id].steps if isinstance(x, dict)) for r in rs for call in r.calls for c in call.response.tool_calls)
                 rows.append(dict(harness=n, version=h.version, rollouts=len(rs), ok=sum(r.outcome == 'ok' for r in rs), score_1=sum(r.reward == 1 for r in rs), as_expected=len(rs) - len({r.rollout_id for r, _ in found}), calls=len(calls),
-                                 prompt=min(len(r.calls[0].prompt_ids) for r in rs if r.calls), sampled=sum(len(c.output_ids) for c in calls if c.role == 'main'), trained=sum(int(x.train_T.sum()) for x in trees), native_calls=native,
+                                 prompt=min(len(next(c for c in r.calls if c.role == 'main').prompt_ids) for r in rs if r.calls), sampled=sum(len(c.output_ids) for c in calls if c.role == 'main'), trained=sum(int(x.train_T.sum()) for x in trees), native_calls=native,
                                  faults=sum(r.scores.get('faults', 0) for r in rs), recovered=sum(r.scores.get('recovered', 0) for r in rs), seconds=round(time.monotonic() - t)))
                 print(rows[-1], file=sys.stderr, flush=True)
         store.close()

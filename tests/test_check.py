@@ -74,7 +74,7 @@ def test_all_means_variants_too():
 
 @pytest.mark.harness
 @needs_bwrap
-@pytest.mark.parametrize('name', [pytest.param(n, marks=pytest.mark.slow) if n in HEAVY else n for n in check.every() if load(n).spec.tried])
+@pytest.mark.parametrize('name', [pytest.param(n, marks=pytest.mark.heavy) if n in HEAVY else n for n in check.every() if load(n).spec.tried])
 async def test_installed_harnesses_do_as_described(name):
     if (h := load(name)).absent: pytest.skip(h.absent)
     r, = await check.check([name], load_suite('nano'), 1, progress=False)

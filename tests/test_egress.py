@@ -558,7 +558,7 @@ async def test_on_a_shared_port_the_key_says_whose_list_it_is(tmp_path, monkeypa
     store.close()
 
 @pytest.mark.harness
-@pytest.mark.parametrize('name', [pytest.param(n, marks=[works('bwrap'), pytest.mark.skipif(not load(n).installed, reason=f'{n} is not installed'), *[pytest.mark.slow]*(n == 'openclaw')]) for n in ('claude-code', 'mini-swe-agent', 'codex', 'openclaw')])
+@pytest.mark.parametrize('name', [pytest.param(n, marks=[works('bwrap'), pytest.mark.skipif(not load(n).installed, reason=f'{n} is not installed'), *[pytest.mark.heavy, pytest.mark.harness]*(n == 'openclaw')]) for n in ('claude-code', 'mini-swe-agent', 'codex', 'openclaw')])
 async def test_a_harness_with_a_list_still_finds_its_model(tmp_path, monkeypatch, name):
     "Its own calls don't go through the gate; what else it wants of the world is refused and on record."
     from clawlab.capture.engines.oracle import OracleEngine

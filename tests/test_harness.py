@@ -14,7 +14,7 @@ from clawlab.launch.harness import Spec, known, load, read_spec
 from clawlab.launch.sandbox.base import Limits, make_sandbox, probe
 
 WHY = asyncio.run(probe('bwrap'))
-HEAVY = [pytest.param(n, marks=pytest.mark.slow) for n in ('hermes', 'nanobot', 'qwen-code', 'opencode')]  # not installed by `make test`
+HEAVY = [pytest.param(n, marks=pytest.mark.heavy) for n in ('hermes', 'nanobot', 'qwen-code', 'opencode')]  # not installed by `make test`
 LIGHT = ['react', 'claude-code', 'mini-swe-agent']
 NAMES = [*LIGHT, 'react:stream', 'mini-swe-agent:litellm', *HEAVY]
 SHELL = {'anthropic': ('Bash', {}), 'qwen-code': ('run_shell_command', {'is_background': False}), 'opencode': ('bash', {'description': 'x'}), 'hermes': ('terminal', {}), 'nanobot': ('exec', {})}
@@ -119,9 +119,9 @@ def test_the_tutorial_is_complete():
     assert script.count('<<') == 2 and 'harness install gptme' in script and script.index('requirements.txt') < script.index('<<')
     for text in re.findall(r"<<'END'\n(.*?)END\n", script, re.S): Spec(**tomllib.loads(text))
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.harness
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_the_tutorial_as_it_stands(tmp_path):
     "A program that nobody here has heard of becomes a harness by the words of harnesses/README.md; two minutes, of which pip takes one."
     if WHY: pytest.skip(WHY)
@@ -168,6 +168,11 @@ def test_harnesses_of_ones_own_lie_in_folders_that_a_setting_names(tmp_path, mon
     assert load('react').version == '1'   # one of the same name does not take the place of one that ships
     monkeypatch.setenv('CLAWLAB_LAB_HARNESSES', f'{tmp_path}:{tmp_path/"gone"}')
     with pytest.raises(InputError, match='lab.harnesses: no folder .*gone'): load('react')
+
+def test_a_window_that_is_too_small_is_said_beforehand():
+    for window in (None, 64000, 1 << 17): load('hermes').fits(window)
+    load('react').fits(512)
+    with pytest.raises(InputError, match='hermes refuses a context window below 64,000 tokens; the engine has 8,192'): load('hermes').fits(8192)
 
 def test_litter_is_no_part_of_a_submission_unless_the_task_brought_it(tmp_path):
     h = harness.Harness('h', read_spec(toml(tmp_path, '').with_name('h')), tmp_path/'h')

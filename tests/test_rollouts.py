@@ -62,7 +62,7 @@ def lab(monkeypatch):
     lab = NS(store=FakeStore(), does=lambda r: ended(), calls=lambda r: [call(r.rollout_id, 0)], score=lambda t, f: Score(.5), started=[], graded=[])
     lab.proxy = FakeProxy(lab.store, lambda r: lab.calls(r))
     FakeBox.live = FakeBox.most = 0
-    harness = lambda name: NS(name=name, version='1.0', absent="", binds=(), session=dict(expect_harness={}), submission=lambda files, given=(): files, truncated=lambda ex: b'turn limit' in ex.stdout,
+    harness = lambda name: NS(name=name, version='1.0', absent="", binds=(), fits=lambda window: None, session=dict(expect_harness={}), submission=lambda files, given=(): files, truncated=lambda ex: b'turn limit' in ex.stdout,
         command=lambda say, model, url, key, limits, window, home: (['run', say, url], {'KEY': key}, {'~/.conf': 'x'}))
     async def grade(task, files, *, backend): lab.graded.append(task.task_id); return lab.score(task, files)
     async def fine(backend): return ''
@@ -223,7 +223,7 @@ while True:
         p = subprocess.run(['/bin/sh', '-c', json.loads(c['function']['arguments'])['command']], stdin=subprocess.DEVNULL, capture_output=True, text=True)
         ms.append({'role': 'tool', 'tool_call_id': c['id'], 'content': p.stdout + p.stderr})
 '''
-def loop(name): return NS(name=name, version='0', absent="", binds=(), session=dict(expect_harness={}), submission=lambda files, given=(): files, truncated=lambda ex: False,
+def loop(name): return NS(name=name, version='0', absent="", binds=(), fits=lambda window: None, session=dict(expect_harness={}), submission=lambda files, given=(): files, truncated=lambda ex: False,
     command=lambda say, model, url, key, limits, window, home: (['/usr/bin/python3', '-S', '-c', LOOP, url, say], {'KEY': key}, {}))
 
 def sh(command): import json; return '<tool_call>' + json.dumps({'name': 'bash', 'arguments': {'command': command}}) + '</tool_call>'
@@ -388,7 +388,7 @@ async def test_the_oracle_solves_a_task_of_each_level(tmp_path, name):
     assert not any(c.quarantine for r in rs for c in r.calls)
 
 @bwrap
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.harness
 @pytest.mark.skipif(not load('openclaw').installed, reason='openclaw is not installed: clawlab harness install openclaw')
 async def test_the_oracle_solves_a_task_in_openclaw(tmp_path):

@@ -224,3 +224,16 @@ async def test_a_program_without_mcp_reads_of_them_in_a_skill(name, tmp_path, mo
     assert (r.outcome, r.reward, r.scores['recovered']) == ('ok', 1, 1), r.meta
     said = '\n'.join(m.content for m in r.calls[0].messages)
     assert T.skill(T.offered(TASK)).split('description: ')[1].split('\n')[0][:60] in said and not any('note_add' in t['name'] for t in r.calls[0].tools)
+
+@pytest.mark.harness
+async def test_the_mixed_run_names_what_is_not_as_it_should_be(tmp_path):
+    import importlib.util
+    from pathlib import Path
+    spec = importlib.util.spec_from_file_location('mixed_run', Path(__file__).parent.parent/'experiments/mixed_run.py')
+    spec.loader.exec_module(m := importlib.util.module_from_spec(spec))
+    r, h = await run('react', TASK, tmp_path), load('react')
+    assert m.problems(r, h) == []
+    a, b, *rest = r.calls
+    spoilt = dict(reward=replace(r, reward=.5), outcome=replace(r, outcome='timeout'), recovered=replace(r, scores={**r.scores, 'recovered': 0}), roots=replace(r, calls=r.calls[1:] + (replace(a, prompt_ids=a.prompt_ids[1:], call_id='x'),)), quarantined=replace(r, calls=(replace(a, quarantine='odd'), b, *rest)))
+    assert all(m.problems(x, h) for x in spoilt.values()), {k: m.problems(x, h) for k, x in spoilt.items()}
+    assert m.problems(r, replace(h, spec=h.spec.model_copy(update=dict(expect=h.expect.model_copy(update=dict(leaves=2)))))) == ['leaves: 1 instead of 2']

@@ -16,8 +16,8 @@ from ..capture.sessions import check_expect
 # %% auto #0
 __all__ = ['FIELDS', 'SERVER', 'LOCKS', 'Strict', 'Install', 'Run', 'Truncated', 'Expect', 'Mcp', 'Spec', 'fill', 'check_run',
            'merge', 'with_mcp', 'read_spec', 'Harness', 'folders', 'described', 'known', 'load', 'binds',
-           'tool_command', 'command', 'with_tools', 'submission', 'truncated', 'sh', 'install_npm', 'install_pip',
-           'install', 'versions']
+           'tool_command', 'command', 'with_tools', 'fits', 'submission', 'truncated', 'sh', 'install_npm',
+           'install_pip', 'install', 'versions']
 
 # %% ../../nbs/21_launch.harness.ipynb #a1432f2b
 class Strict(BaseModel, extra='forbid'): "Unknown fields are errors."
@@ -74,6 +74,7 @@ class Spec(Strict):
     quirks: list[str] = []              # oddities to know, a line each
     prompt_tokens: int | None = None    # of the first prompt, before the task, as measured
     litter: list[str] = []              # globs of what it puts into the workspace for itself: no part of a submission
+    least_window: int = 0               # tokens; with a smaller context window it refuses to run
 
 # %% ../../nbs/21_launch.harness.ipynb #803a6a2e
 FIELDS = ('dir', 'home', 'instruction', 'model', 'base_url', 'api_key', 'turns', 'seconds', 'window')
@@ -231,6 +232,11 @@ def with_tools(self: Harness, names) -> Harness:
     seen = {'tools': [*s.wire['tools'], *(s.mcp.prefix + n for n in names)]} if s.wire.get('tools') else {}
     return replace(self, spec=s.model_copy(update=dict(wire=s.wire | seen)))
 Harness.with_tools = with_tools
+
+def fits(self: Harness, window: int | None):
+    "`InputError` if it wouldn't run with a context window of so many tokens."
+    if window and window < self.spec.least_window: raise InputError(f'harness {self.name} refuses a context window below {self.spec.least_window:,} tokens; the engine has {window:,}')
+Harness.fits = fits
 
 def submission(self: Harness, files: dict[str, bytes], given=()) -> dict[str, bytes]:
     "Files of a workspace without what the program put there for itself; what the task has `given` stays."

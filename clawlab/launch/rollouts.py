@@ -199,6 +199,7 @@ async def run_rollouts(jobs, # iterable of `Job`
                       ) -> list[Rollout]: # in the order of the jobs, with their calls
     "Plays all jobs that aren't on record yet and returns all of them, graded."
     harnesses, done, judge = await _ready(jobs := list(jobs), backend), {}, the_judge(j.task for j in jobs)
+    for h in harnesses.values(): h.fits(proxy.engine.max_context)
     past, todo = await _past(store, proxy, jobs), iter(jobs)
     async def worker(shown):
         for j in todo: # one iterator for all workers
