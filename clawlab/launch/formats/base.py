@@ -258,13 +258,14 @@ def verify(workspace, expect):
         p.wait(); escaped = end(p.pid)
         def tail(f, n=1 << 16): f.seek(max(0, f.seek(0, 2) - n)); return f.read().decode('utf8', 'replace')
         text, said = tail(out), ' '.join(tail(err, 300).split())
+    if escaped: return {'score': 0., 'gates': {'left_nothing_running': False}}   # it may have written over whatever is read below
     if (top/'broken').exists(): raise RuntimeError((top/'broken').read_text()[:200])
     if code is None: raise TimeoutError(f'the script took more than {seconds:g} s')
     reads = expect.get('reads', 'line')
     if isinstance(reads, list): score, parts = written(top, reads)
     elif code: raise RuntimeError(f'the script ended with code {code}: {said}')
     else: score, parts = printed(text, reads)
-    return {'score': score, **({'parts': parts} if len(parts) > 1 else {}), **({'gates': {'left_nothing_running': False}} if escaped else {})}
+    return {'score': score, **({'parts': parts} if len(parts) > 1 else {})}
 """
 
 # %% ../../../nbs/22c_launch.formats.base.ipynb #ec855ca3
