@@ -233,7 +233,7 @@ async def test_a_mixed_group_runs_each_harness_in_its_own_image(tmp_path, monkey
         said = ' '.join(m.content for m in r.calls[-1].messages).replace('\\n', '\n')   # one of them shows outputs as JSON
         assert f'{r.harness}\nno podman' in said, said[-2000:]
 
-LOOKS = {'hermes': r'Python toolchain: .*'}   # what a program says about the tools that it found; an image need not have all of this machine's
+LOOKS = {'hermes': r'Python toolchain: .*', 'nanobot': r'Python 3[.\d]*| \(unavailable: CLI: [^)]*\)'}   # what a program says of the Python and the commands that it found: an image has its own
 
 @pytest.mark.images
 @pytest.mark.parametrize('name', HARNESSES)
