@@ -1265,6 +1265,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'clawlab/launch/formats/base.py'),
                                              'clawlab.launch.formats.base.inside': ( 'launch.formats.base.html#inside',
                                                                                      'clawlab/launch/formats/base.py'),
+                                             'clawlab.launch.formats.base.looked': ( 'launch.formats.base.html#looked',
+                                                                                     'clawlab/launch/formats/base.py'),
                                              'clawlab.launch.formats.base.make_task': ( 'launch.formats.base.html#make_task',
                                                                                         'clawlab/launch/formats/base.py'),
                                              'clawlab.launch.formats.base.ours': ( 'launch.formats.base.html#ours',

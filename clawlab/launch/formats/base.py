@@ -4,7 +4,7 @@
 
 # %% ../../../nbs/22c_launch.formats.base.ipynb #5fa14ae9
 from __future__ import annotations
-import ast, base64, csv, json, os, re, sys, tomllib
+import ast, base64, csv, json, os, re, subprocess, sys, tempfile, tomllib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Callable, NamedTuple
@@ -16,8 +16,9 @@ from ..tasks import TaskLine
 # %% auto #0
 __all__ = ['LARGEST', 'MOST', 'ROWS', 'LFS', 'BEFORE', 'SCRIPT', 'STRANGE', 'RUBRIC_ONLY', 'CHECK', 'OURS', 'Loaded', 'Format',
            'text_or_bytes', 'inside', 'read_file', 'read_folder', 'read_text', 'read_json', 'read_toml', 'read_yaml',
-           'read_rows', 'header', 'to_workspace', 'outside', 'as_json', 'from_json', 'safe_name', 'make_task', 'gather',
-           'split_of', 'rubric_of', 'strange_modules', 'wrapped', 'write_files', 'ours', 'theirs', 'inexpressible']
+           'read_rows', 'header', 'to_workspace', 'outside', 'looked', 'as_json', 'from_json', 'safe_name', 'make_task',
+           'gather', 'split_of', 'rubric_of', 'strange_modules', 'wrapped', 'write_files', 'ours', 'theirs',
+           'inexpressible']
 
 # %% ../../../nbs/22c_launch.formats.base.ipynb #98e30507
 class Loaded(NamedTuple):
@@ -267,6 +268,15 @@ def verify(workspace, expect):
     else: score, parts = printed(text, reads)
     return {'score': score, **({'parts': parts} if len(parts) > 1 else {})}
 """
+
+# %% ../../../nbs/22c_launch.formats.base.ipynb #4412a617
+def looked(verifier: str, workspace: Path, expect: dict):
+    "What a verifier that is trusted says of a folder, in a process of its own."
+    code = 'import json, pathlib, sys\nq = json.load(sys.stdin); s = {"__name__": "verifier"}\nexec(q["verifier"], s)\nprint("\\n" + json.dumps(s["verify"](pathlib.Path(q["workspace"]), q["expect"])))'
+    with tempfile.TemporaryDirectory() as d:
+        p = subprocess.run([sys.executable, '-I', '-S', '-c', code], cwd=d, input=json.dumps(dict(verifier=verifier, workspace=str(workspace), expect=expect)), capture_output=True, text=True)
+    if p.returncode: raise RuntimeError(p.stderr.strip().splitlines()[-1])
+    return json.loads(p.stdout.splitlines()[-1])
 
 # %% ../../../nbs/22c_launch.formats.base.ipynb #ec855ca3
 def as_json(files: dict[str, str | bytes]) -> dict:
