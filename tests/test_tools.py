@@ -69,7 +69,7 @@ def test_bad_tools_are_one_clear_line(text, says):
 def test_the_launcher_never_runs_the_tools(tmp_path):
     assert T.specs(f'open({str(tmp_path/"x")!r}, "w")\ndef f(state): "x"') and not (tmp_path/'x').exists()
 
-@pytest.mark.parametrize('change, says', [(dict(tools=('mail_*',)), "'mail_*'"), (dict(tools=('note_list',)), "'note_add'"), (dict(state=dict(faults=[dict(tool='nothing')])), "'nothing'")])
+@pytest.mark.parametrize('change, says', [(dict(tools=('mail_*',)), "'mail_*'"), (dict(tools=('note_list',)), "'note_add'"), (dict(state=dict(faults=[dict(tool='nothing')])), "'nothing'"), (dict(state=dict(calls={})), '`calls`')])
 def test_names_that_mean_nothing(change, says):
     with pytest.raises(InputError, match=says.replace('*', r'\*')): T.offered(replace(TASK, **change))
 
@@ -90,6 +90,27 @@ def test_the_command(place):
 def T_replayed(place, task=None):
     exec(T.RUNNER, space := {'__name__': 'runner'})
     return space['replayed'](str(place.ws), SOURCE, T.specs(SOURCE), {'notes': []})[0]
+
+@pytest.mark.parametrize('where', ['before the record', 'within it', 'after it', 'before the end'])
+def test_a_call_that_was_killed_is_forgotten_or_completed(place, where):
+    "Whatever is left of it, the calls after it are nobody's forgery."
+    at, add = place.ws/'.state', lambda t: place('note_add', json.dumps(dict(text=t)))
+    add('a'); before = {p.name: p.read_bytes() for p in at.iterdir()}
+    add('b'); after = {p.name: p.read_bytes() for p in at.iterdir()}
+    size, log = len(after['calls.jsonl']), after['calls.jsonl']
+    left = {'before the record': before, 'within it': {**before, 'calls.jsonl': log[:-5]}, 'after it': {**before, 'calls.jsonl': log}, 'before the end': after}[where]
+    for p in at.iterdir(): p.unlink()
+    for n, b in {**left, '.next.json': json.dumps(dict(size=size, state=json.loads(after['tools.json']))).encode()}.items(): (at/n).write_bytes(b)
+    assert add('c').returncode == 0 and T_replayed(place) == ''
+    assert [n['text'] for n in place.state()['notes']] == (['a', 'c'] if where in ('before the record', 'within it') else ['a', 'b', 'c']) and not (at/'.next.json').exists()
+
+def test_arguments_without_a_bottom_end_nothing(place):
+    deep = '{"text": ' + '['*100_000 + ']'*100_000 + '}'
+    assert (r := place('note_add', '-', input=deep)).returncode == 2 and 'Traceback' not in r.stderr and r.stderr
+    bad, good = rpc(place, '{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "note_add", "arguments": ' + deep + '}}', dict(id=2, method='ping'))
+    assert 'error' in bad and good == dict(jsonrpc='2.0', id=2, result={})
+    (place.ws/'.state/tools.json').write_text('[]')
+    assert (r := place('note_add', '{"text": "a"}')).returncode == 1 and 'broken' in r.stderr and 'Traceback' not in r.stderr
 
 def test_calls_at_the_same_time_are_one_after_the_other(place):
     runs = [threading.Thread(target=place, args=('note_add', json.dumps({'text': str(i)}))) for i in range(8)]

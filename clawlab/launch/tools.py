@@ -67,6 +67,7 @@ def offered(task: Task) -> list[dict]:
         if not any(fnmatchcase(t['name'], p) for t in every): raise InputError(f'{task.task_id}: tools: {p!r} is none of {", ".join(t["name"] for t in every)}')
     mine = [t for t in every if any(fnmatchcase(t['name'], p) for p in task.tools)]
     if bad := [s['tool'] for s in (*task.steps, *task.habit) if isinstance(s, dict) and s['tool'] not in {t['name'] for t in mine}]: raise InputError(f'{task.task_id}: steps: the task does not offer {bad[0]!r}')
+    if 'calls' in task.state: raise InputError(f'{task.task_id}: state: `calls` is where the runner counts')
     if bad := [f for f in task.state.get('faults', ()) if f.get('tool') not in {t['name'] for t in mine}]: raise InputError(f'{task.task_id}: state: a fault of {bad[0].get("tool")!r}, which the task does not offer')
     return mine
 
@@ -150,19 +151,33 @@ class Tools:
         self.specs, self.state = {s['name']: s for s in conf['tools']}, conf['workspace'] + '/.state'
         with open(self.at + '/tools.py', encoding='utf8') as f: self.space = load(f.read())
 
+    def become(self, state):
+        with open(self.state + '/.tools.json', 'w', encoding='utf8') as f: json.dump(state, f)
+        os.replace(self.state + '/.tools.json', self.state + '/tools.json')
+        os.unlink(self.state + '/.next.json')
+
+    def there(self):
+        "(log, state) as they are; a call that was killed halfway is completed if it is on record, else forgotten."
+        with open(self.state + '/calls.jsonl', 'ab+') as f: f.seek(0); log = f.read(); f.truncate(end := log.rfind(b'\n') + 1)
+        try:
+            with open(self.state + '/.next.json', encoding='utf8') as f: after = json.load(f)
+            if after['size'] == end: self.become(after['state'])
+        except (OSError, ValueError): pass
+        with open(self.state + '/tools.json', encoding='utf8') as f: return log[:end], json.load(f)
+
     def call(self, name, args):
         "(text, is it an error) of one call, on record."
         with open(self.at + '/lock', 'w') as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
-                with open(self.state + '/tools.json', encoding='utf8') as f: state = json.load(f)
-                with open(self.state + '/calls.jsonl', 'ab+') as f: f.seek(0); log = f.read()
+                log, state = self.there()
                 if log.count(b'\n') >= MOST or len(log) + len(json.dumps(args)) > ROOM // 2: return 'this task has no calls left', True
                 state, line = call(self.space, self.specs, state, name, args)
-                with open(self.state + '/calls.jsonl', 'a', encoding='utf8') as f: f.write(json.dumps(line) + '\n')
-                with open(self.state + '/.tools.json', 'w', encoding='utf8') as f: json.dump(state, f)
-                os.replace(self.state + '/.tools.json', self.state + '/tools.json')
-            except (OSError, ValueError) as e: return f'the state of the tools is broken: {e}', True
+                data = (json.dumps(line) + '\n').encode()
+                with open(self.state + '/.next.json', 'w', encoding='utf8') as f: json.dump({'size': len(log) + len(data), 'state': state}, f)
+                with open(self.state + '/calls.jsonl', 'ab') as f: f.write(data)
+                self.become(state)
+            except Exception as e: return f'the state of the tools is broken: {e}', True
         if 'error' in line: return line['error'], True
         r = line['result']
         return (r if isinstance(r, str) else json.dumps(r, ensure_ascii=False)), False
@@ -195,7 +210,7 @@ class Tools:
                 out['result'] = self.answer(m)
             except TypeError: out['error'] = {'code': -32600, 'message': 'not a request'}
             except KeyError as e: out['error'] = {'code': -32601, 'message': f'no method {e}'}
-            except ValueError as e: out['error'] = {'code': -32700 if m is None else -32602, 'message': str(e)}
+            except (ValueError, RecursionError) as e: out['error'] = {'code': -32700 if m is None else -32602, 'message': str(e)}
             sys.stdout.write(json.dumps(out) + '\n'); sys.stdout.flush()
 
 def main(argv):
@@ -209,7 +224,7 @@ def main(argv):
     try:
         args = json.loads((argv[1] if argv[1] != '-' else sys.stdin.read()) if argv[1:] else '{}')
         if not isinstance(args, dict): raise ValueError('no object')
-    except ValueError as e: print(f'error: the arguments are not a JSON object: {e}', file=sys.stderr); return 2
+    except (ValueError, RecursionError) as e: print(f'error: the arguments are not a JSON object: {e}', file=sys.stderr); return 2
     text, error = tools.call(argv[0], args)
     print(f'error: {text}' if error else text, file=sys.stderr if error else sys.stdout)
     return int(error)
