@@ -56,6 +56,7 @@ def test_a_heading_of_blanks_takes_no_time(tmp_path):
     assert load_any(tmp_path)[1].tasks[0].rubric == {'x (': 'first', 'Tone': 'second'}
 
 def test_a_table_that_is_small_on_the_disk_only_is_refused(tmp_path):
+    pytest.importorskip('pyarrow.parquet')
     import numpy as np, pyarrow as pa, pyarrow.parquet as pq
     def column(text): return pa.DictionaryArray.from_arrays(pa.array(np.zeros(3_000_000, 'int32')), pa.array([text]))
     pq.write_table(pa.table(dict(TASK=column('t'), PROMPT=column('p'*1000), GTFA_CLAIMS=column('c'))), tmp_path/'a.parquet')
